@@ -1,11 +1,44 @@
 """The sweep file: typed schema, loading and validation.
 
-Runs in the driver, before anything is started. Reads one YAML file (data only: no tags, no code) and turns it into
-plain dataclasses; past :func:`load_sweep` no other code sees OmegaConf objects and nobody assigns to a field.
+Runs in the driver, before anything is started. Reads one YAML file (data only: no tags, no
+interpolations, no code) and turns it into plain dataclasses; past :func:`load_sweep` no other code
+sees the file's OmegaConf objects and nobody assigns to a field. What stands behind ``base`` is
+composed with verl's own configuration and checked there too.
 """
 
-from dataclasses import dataclass
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
 from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from autotune.domain import Domain, make_domain
+from autotune.errors import BadInputError, nearest
+from autotune.knobs import KnobValue
+from autotune.metrics import METRICS, Direction
+from autotune.space import Space, SpaceSummary
+from autotune.verl_bridge import job
+from autotune.verl_bridge.overrides import (
+    compose_base,
+    format_override,
+    leaves,
+    overridden_keys,
+    sources,
+)
+from autotune.verl_bridge.paths import absolute_paths
+from autotune.verl_bridge.rules import Rule, job_rules
+from autotune.yaml_file import apply_override, check_shape, read_yaml, refuse_interpolations
+
+DEVICES = {"gpu": ("cuda", "npu"), "cpu": ("cpu",)}
+"""``resources.device`` -> what verl's ``trainer.device`` may then be; the first is set where the
+base job has none."""
+STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
+SAMPLERS = ("tpe", "gp", "random")
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 @dataclass(kw_only=True)
@@ -41,11 +74,13 @@ class DomainConfig:
     high: float | None = None
     """Largest value, included."""
     step: float | None = None
-    """Distance of neighbouring values, counted from ``low``; absent: every value of the knob's type."""
+    """Distance of neighbouring values, counted from ``low``; absent: every value of the knob's
+    type."""
     log: bool = False
     """Search on a logarithmic scale."""
     when: dict[str, Any] | None = None
-    """Other knobs and the value they must have for this knob to act; otherwise the base job's value stays."""
+    """Other knobs and the value they must have for this knob to act; otherwise the base job's value
+    stays."""
 
 
 @dataclass(kw_only=True)
@@ -62,6 +97,16 @@ class ConstraintConfig:
     """Largest value that is still feasible, in the metric's unit; above 0."""
 
 
+def default_constraints() -> list[ConstraintConfig]:
+    """Return the constraints of a sweep whose file names none: consistent KL, little exposed
+    communication, memory."""
+    return [
+        ConstraintConfig(metric="kl_std", max=1e-4),
+        ConstraintConfig(metric="exposed_comm_ratio", max=0.2),
+        ConstraintConfig(metric="peak_memory_ratio", max=0.9),
+    ]
+
+
 @dataclass(kw_only=True)
 class TrialConfig:
     warmup_steps: int
@@ -69,7 +114,8 @@ class TrialConfig:
     measured_steps: int
     """PPO steps timed for throughput; at least 1."""
     profiled_steps: int
-    """PPO steps run afterwards under the profiler, never timed; 0 leaves communication unmeasured."""
+    """PPO steps run afterwards under the profiler, never timed; 0 leaves communication
+    unmeasured."""
     seed: int
     """Seed of the data order, the model's dropout and the rollout, equal for all trials."""
     startup_timeout_s: float
@@ -77,7 +123,8 @@ class TrialConfig:
     step_timeout_s: float
     """A job that has not finished a step for this many seconds is a hang."""
     max_retries: int = 1
-    """How often a trial is tried again after a loss that is not the setting's fault (node, actor, disk)."""
+    """How often a trial is tried again after a loss that is not the setting's fault (node, actor,
+    disk)."""
 
 
 @dataclass(kw_only=True)
@@ -97,14 +144,246 @@ class SearchConfig:
 @dataclass(kw_only=True)
 class SweepConfig:
     name: str
-    """Folder of the sweep's records below ``output_dir``; letters, digits, ``.``, ``_`` and ``-``."""
+    """Folder of the sweep's records below ``output_dir``; letters, digits, ``.``, ``_`` and
+    ``-``."""
     base: BaseJobConfig
     resources: ResourcesConfig
     knobs: dict[str, DomainConfig]
     """Knob of the catalogue -> its domain."""
     trial: TrialConfig
     search: SearchConfig
-    objective: ObjectiveConfig
-    constraints: list[ConstraintConfig]
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    constraints: list[ConstraintConfig] = field(default_factory=default_constraints)
+    """What a setting must keep to be feasible; without this section, the three of
+    :func:`default_constraints`."""
     output_dir: str = "sweeps"
     """Folder below which sweeps are kept, relative to the current folder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """A loaded sweep: everything that is known before the first trial starts."""
+
+    config: SweepConfig
+    base_overrides: tuple[str, ...]
+    """The base job's overrides, those that resources and absolute paths add included: compose with
+    these."""
+    base_config: DictConfig
+    """The base job, composed with ``base_overrides``; interpolations unresolved."""
+    space: Space
+    summary: SpaceSummary
+
+    def job_overrides(self, params: Mapping[str, KnobValue]) -> list[str]:
+        """Return all Hydra overrides of the job that runs a setting."""
+        return [*self.base_overrides, *self.space.overrides(params)]
+
+
+def load_sweep(path: Path | str, overrides: Sequence[str] = ()) -> Sweep:
+    """Read, merge and check a sweep file.
+
+    Args:
+        path: The YAML file.
+        overrides: ``key=value`` of the command line, e.g. ``trial.measured_steps=2``; they win over
+            the file.
+
+    Raises:
+        BadInputError: Anything wrong with the file, the overrides, the base job or the search
+            space.
+    """
+    config = load_config(path, overrides)
+    base_overrides, base_config = _compose_base_job(config)
+    base_leaves = leaves(base_config)
+    rules = job_rules(base_leaves)
+    _check_base_job(base_leaves, rules)
+    space = Space(_domains(config), base_leaves, rules, sources(base_config))
+    summary = space.summary()
+    space.check_not_empty(summary)
+    return Sweep(
+        config=config,
+        base_overrides=base_overrides,
+        base_config=base_config,
+        space=space,
+        summary=summary,
+    )
+
+
+def load_config(path: Path | str, overrides: Sequence[str] = ()) -> SweepConfig:
+    """Read and check the sweep file alone, without its base job; arguments and errors as
+    :func:`load_sweep`."""
+    raw = read_yaml(Path(path))
+    for override in overrides:
+        apply_override(raw, override)
+    content = OmegaConf.to_container(raw, resolve=False)
+    refuse_interpolations(content)
+    check_shape(SweepConfig, content)
+    merged = OmegaConf.merge(OmegaConf.structured(SweepConfig), raw)
+    missing = sorted(OmegaConf.missing_keys(merged))
+    if missing:
+        raise BadInputError(
+            f"The sweep file lacks {', '.join(missing)}.", "These keys have no default."
+        )
+    config = OmegaConf.to_object(merged)
+    assert isinstance(config, SweepConfig)
+    _check(config)
+    return config
+
+
+def to_yaml(config: SweepConfig) -> str:
+    """Write a resolved sweep file; :func:`load_config` reads the same object from it."""
+    return OmegaConf.to_yaml(OmegaConf.structured(config))
+
+
+def _compose_base_job(config: SweepConfig) -> tuple[tuple[str, ...], DictConfig]:
+    """Return the base job's overrides with those that resources and absolute paths add, and the
+    composed job."""
+    given = config.base.overrides
+    composed = compose_base(config.base.config_name, given)
+    base_leaves = leaves(composed)
+    _check_engine(base_leaves)
+    added = _resource_overrides(config.resources, base_leaves, overridden_keys(given))
+    added |= absolute_paths(base_leaves, Path.cwd())
+    if not added:
+        return tuple(given), composed
+    complete = [*given, *(format_override(key, value) for key, value in added.items())]
+    return tuple(complete), compose_base(config.base.config_name, complete)
+
+
+def _check_engine(base_leaves: Mapping[str, object]) -> None:
+    if not job.uses_fsdp(base_leaves):
+        engine, strategy = base_leaves.get("model_engine"), base_leaves[f"{job.ACTOR}.strategy"]
+        raise BadInputError(
+            f"base.overrides: model_engine is {engine!r} and {job.ACTOR}.strategy is {strategy!r}.",
+            f"Only FSDP can be tuned: model_engine=dp with {job.ACTOR}.strategy=fsdp2 (or fsdp).",
+        )
+    if not base_leaves["trainer.use_v1"]:
+        raise BadInputError(
+            "trainer.use_v1 is false.", "Trials run on verl's V1 trainer: remove the override."
+        )
+
+
+def _resource_overrides(
+    resources: ResourcesConfig, base_leaves: Mapping[str, object], overridden: set[str]
+) -> dict[str, object]:
+    """Return what ``resources`` sets in verl's configuration; a base job that says otherwise is
+    refused."""
+    allowed: dict[str, tuple[str, tuple[object, ...]]] = {
+        "trainer.nnodes": (f"resources.nodes is {resources.nodes}", (resources.nodes,)),
+        "trainer.n_gpus_per_node": (
+            f"resources.ranks_per_node is {resources.ranks_per_node}",
+            (resources.ranks_per_node,),
+        ),
+        "trainer.device": (f"resources.device is {resources.device}", DEVICES[resources.device]),
+    }
+    added: dict[str, object] = {}
+    for key, (reason, values) in allowed.items():
+        if base_leaves[key] in values:
+            continue
+        if key in overridden:
+            raise BadInputError(
+                f"base.overrides: {key} is {base_leaves[key]!r}, but {reason}.",
+                f"Remove the override; resources set {key}={values[0]}.",
+            )
+        added[key] = values[0]
+    return added
+
+
+def _check_base_job(base_leaves: Mapping[str, object], rules: Sequence[Rule]) -> None:
+    messages = [message for rule in rules if (message := rule.check(base_leaves)) is not None]
+    if messages:
+        raise BadInputError(f"base: verl refuses the base job: {'; '.join(messages)}.")
+
+
+def _domains(config: SweepConfig) -> dict[str, Domain]:
+    return {
+        name: make_domain(
+            name,
+            choices=domain.choices,
+            low=domain.low,
+            high=domain.high,
+            step=domain.step,
+            log=domain.log,
+            when=domain.when,
+        )
+        for name, domain in config.knobs.items()
+    }
+
+
+def _check(config: SweepConfig) -> None:
+    """Check what the types leave open; every message bears the full key."""
+    if not _NAME.fullmatch(config.name):
+        raise BadInputError(
+            f"name is {config.name!r}.",
+            "It names a folder: letters, digits, '.', '_', '-', at most 100, no dot first.",
+        )
+    output = PurePath(config.output_dir)
+    if not config.output_dir.strip() or ".." in output.parts or "://" in config.output_dir:
+        raise BadInputError(
+            f"output_dir is {config.output_dir!r}.", "It must be a plain path without '..'."
+        )
+    if not config.knobs:
+        raise BadInputError("knobs is empty.", "Name at least one knob and its domain.")
+    _domains(config)
+    _check_resources(config.resources)
+    _check_trial(config.trial)
+    _check_search(config.search)
+    _check_goal(config.objective, config.constraints)
+
+
+def _check_resources(resources: ResourcesConfig) -> None:
+    _at_least(1, "resources", resources, "nodes", "ranks_per_node", "cpus_per_rank")
+    _one_of("resources.device", resources.device, DEVICES)
+    _one_of("resources.strategy", resources.strategy, STRATEGIES)
+
+
+def _check_trial(trial: TrialConfig) -> None:
+    _at_least(1, "trial", trial, "warmup_steps", "measured_steps")
+    _at_least(0, "trial", trial, "profiled_steps", "seed", "max_retries")
+    for name in ("startup_timeout_s", "step_timeout_s"):
+        _above_zero(f"trial.{name}", getattr(trial, name))
+
+
+def _check_search(search: SearchConfig) -> None:
+    _one_of("search.sampler", search.sampler, SAMPLERS)
+    _at_least(1, "search", search, "num_trials", "max_concurrent", "num_startup_trials")
+    _at_least(0, "search", search, "seed")
+
+
+def _check_goal(objective: ObjectiveConfig, constraints: Sequence[ConstraintConfig]) -> None:
+    directed = [name for name, metric in METRICS.items() if metric.better is not Direction.NEITHER]
+    _one_of("objective.metric", objective.metric, METRICS)
+    if objective.metric not in directed:
+        raise BadInputError(
+            f"objective.metric is '{objective.metric}', which is neither better high nor low.",
+            f"Choose one of: {', '.join(directed)}.",
+        )
+    seen: list[str] = []
+    for index, constraint in enumerate(constraints):
+        key = f"constraints[{index}]"
+        _one_of(f"{key}.metric", constraint.metric, METRICS)
+        if constraint.metric in seen:
+            raise BadInputError(
+                f"{key}.metric is '{constraint.metric}', which "
+                f"constraints[{seen.index(constraint.metric)}] bounds."
+            )
+        _above_zero(f"{key}.max", constraint.max)
+        seen.append(constraint.metric)
+
+
+def _at_least(lowest: int, section: str, values: object, *names: str) -> None:
+    for name in names:
+        value = getattr(values, name)
+        if value < lowest:
+            raise BadInputError(f"{section}.{name} is {value}.", f"It must be at least {lowest}.")
+
+
+def _above_zero(key: str, value: float) -> None:
+    if not (math.isfinite(value) and value > 0):
+        raise BadInputError(f"{key} is {value}.", "It must be a finite number above 0.")
+
+
+def _one_of(key: str, value: str, allowed: Mapping[str, object] | Sequence[str]) -> None:
+    if value not in allowed:
+        raise BadInputError(
+            f"{key} is '{value}'.",
+            nearest(value, allowed) or f"It is one of: {', '.join(allowed)}.",
+        )

@@ -1,0 +1,305 @@
+"""Loading a sweep file: every way in which it can be wrong, and what a right one gives."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from autotune.config import ConstraintConfig, Sweep, load_config, load_sweep, to_yaml
+from autotune.errors import BadInputError
+from autotune.verl_bridge.overrides import compose_base, leaves
+
+ACTOR, REF = "actor_rollout_ref.actor", "actor_rollout_ref.ref"
+ROLLOUT = "actor_rollout_ref.rollout"
+MICRO = "ppo_micro_batch_size_per_gpu"
+
+
+class SweepFile:
+    """A right sweep file with its model and data; tests change one thing and load it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "model").mkdir()
+        heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+        (folder / "model" / "config.json").write_text(json.dumps(heads))
+        for name in ("train.parquet", "test.parquet", "reward.py"):
+            (folder / name).touch()
+        self.content: dict[str, Any] = {
+            "name": "tiny",
+            "base": {"config_name": "ppo_trainer", "overrides": self._base_overrides()},
+            "resources": {"nodes": 1, "ranks_per_node": 2, "device": "cpu"},
+            "knobs": {MICRO: {"choices": [1, 2, 3, 4]}},
+            "trial": {
+                "warmup_steps": 1,
+                "measured_steps": 4,
+                "profiled_steps": 1,
+                "seed": 1,
+                "startup_timeout_s": 300,
+                "step_timeout_s": 120,
+            },
+            "search": {
+                "sampler": "tpe",
+                "num_trials": 9,
+                "max_concurrent": 1,
+                "seed": 1,
+                "num_startup_trials": 4,
+            },
+        }
+
+    def _base_overrides(self) -> list[str]:
+        return [
+            "algorithm.adv_estimator=grpo",
+            "data.train_files=train.parquet",
+            "data.val_files=test.parquet",
+            "data.train_batch_size=8",
+            "data.max_prompt_length=64",
+            "data.max_response_length=32",
+            "actor_rollout_ref.model.path=./model",
+            "+actor_rollout_ref.model.override_config.attn_implementation=sdpa",
+            f"{ACTOR}.strategy=fsdp2",
+            f"{ACTOR}.ppo_mini_batch_size=8",
+            f"{ACTOR}.ppo_micro_batch_size_per_gpu=2",
+            f"{ACTOR}.use_kl_loss=True",
+            f"{REF}.log_prob_micro_batch_size_per_gpu=4",
+            f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=4",
+            f"{ROLLOUT}.name=hf",
+            f"{ROLLOUT}.tensor_model_parallel_size=1",
+            f"{ROLLOUT}.n=4",
+            "reward.custom_reward_function.path=reward.py",
+        ]
+
+    def set(self, key: str, value: object) -> "SweepFile":
+        """Set a dotted key of the file; None removes it."""
+        *sections, name = key.split(".")
+        node = self.content
+        for section in sections:
+            node = node[section]
+        if value is None:
+            del node[name]
+        else:
+            node[name] = value
+        return self
+
+    def add(self, *overrides: str) -> "SweepFile":
+        """Append overrides of the base job."""
+        self.content["base"]["overrides"] += overrides
+        return self
+
+    def path(self) -> Path:
+        file = self.folder / "sweep.yaml"
+        file.write_text(yaml.safe_dump(self.content, sort_keys=False))
+        return file
+
+    def load(self, *overrides: str) -> Sweep:
+        return load_sweep(self.path(), overrides)
+
+
+@pytest.fixture
+def sweep_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SweepFile:
+    monkeypatch.chdir(tmp_path)
+    return SweepFile(tmp_path)
+
+
+def test_a_right_file_gives_config_job_and_space(sweep_file: SweepFile) -> None:
+    sweep = sweep_file.load()
+    assert sweep.config.trial.measured_steps == 4
+    assert sweep.space.baseline() == {MICRO: 2}
+    assert leaves(sweep.base_config)["trainer.n_gpus_per_node"] == 2
+
+
+def test_the_summary_counts_what_verl_refuses(sweep_file: SweepFile) -> None:
+    # 8 x 4 sequences on 2 ranks are 16 a rank: of 1, 2, 3, 4 only 3 does not divide
+    summary = sweep_file.load().summary
+    assert (summary.num_points, summary.num_valid) == (4, 3)
+    assert summary.excluded == {"micro_batch_in_mini_batch": 1}
+
+
+def test_resources_and_absolute_paths_are_added_to_the_base_job(sweep_file: SweepFile) -> None:
+    sweep = sweep_file.load()
+    added = sweep.base_overrides[len(sweep.config.base.overrides) :]
+    assert "trainer.n_gpus_per_node=2" in added and "trainer.device=cpu" in added
+    flat = leaves(compose_base("ppo_trainer", sweep.base_overrides))
+    assert flat["actor_rollout_ref.model.path"] == str(sweep_file.folder / "model")
+    assert flat["data.train_files"] == str(sweep_file.folder / "train.parquet")
+
+
+def test_a_settings_job_has_the_base_job_and_its_knobs(sweep_file: SweepFile) -> None:
+    sweep = sweep_file.load()
+    flat = leaves(compose_base("ppo_trainer", sweep.job_overrides({MICRO: 4})))
+    assert flat[f"{ACTOR}.ppo_micro_batch_size_per_gpu"] == 4
+
+
+def test_the_command_line_wins_over_the_file(sweep_file: SweepFile) -> None:
+    sweep = sweep_file.load("trial.measured_steps=2", f"knobs.{MICRO}.choices=[8,16]")
+    assert sweep.config.trial.measured_steps == 2
+    assert sweep.config.knobs[MICRO].choices == [8, 16]
+
+
+def test_a_file_without_constraints_has_three(sweep_file: SweepFile) -> None:
+    assert sweep_file.load().config.constraints == [
+        ConstraintConfig(metric="kl_std", max=1e-4),
+        ConstraintConfig(metric="exposed_comm_ratio", max=0.2),
+        ConstraintConfig(metric="peak_memory_ratio", max=0.9),
+    ]
+
+
+def test_an_empty_list_of_constraints_means_none(sweep_file: SweepFile) -> None:
+    assert sweep_file.set("constraints", []).load().config.constraints == []
+
+
+def test_what_was_written_loads_again_as_the_same_object(sweep_file: SweepFile) -> None:
+    domain = {"low": 1, "high": 16, "log": True, "when": {"reshard_after_forward": True}}
+    sweep_file.set(f"knobs.{MICRO}", domain)
+    sweep_file.set("knobs.reshard_after_forward", {"choices": [True, False]})
+    sweep_file.add("trainer.experiment_name='1e-4'")
+    config = sweep_file.load().config
+    again = sweep_file.folder / "again.yaml"
+    again.write_text(to_yaml(config))
+    assert load_config(again) == config
+
+
+def test_numbers_may_be_written_with_an_exponent(sweep_file: SweepFile) -> None:
+    file = sweep_file.set(
+        "knobs", {"rollout_update_weights_bucket_megabytes": {"choices": ["BIG", 512]}}
+    ).path()
+    file.write_text(file.read_text().replace("BIG", "2e3"))
+    assert load_sweep(file).space.is_valid({"rollout_update_weights_bucket_megabytes": 2000})
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("name", "../up", r"^name is '../up'"),
+        ("name", ".hidden", r"^name is '.hidden'"),
+        ("name", "a/b", r"^name is 'a/b'"),
+        ("output_dir", "a/../b", r"^output_dir is 'a/../b'"),
+        ("output_dir", "s3://x", r"^output_dir is 's3://x'"),
+        ("knobs", {}, r"^knobs is empty"),
+        ("nmae", "x", "There is no key 'nmae'. Did you mean 'name'"),
+        ("trial.warmup", 1, "There is no key 'trial.warmup'. Did you mean 'warmup_steps'"),
+        ("trial.seed", None, "lacks trial.seed"),
+        ("search", None, "The sweep file lacks search"),
+        ("trial.seed", "abc", "^trial.seed is 'abc', but must be an integer"),
+        ("trial.seed", -1, "^trial.seed is -1. It must be at least 0"),
+        ("trial.warmup_steps", 0, "^trial.warmup_steps is 0. It must be at least 1"),
+        ("trial.measured_steps", 0, "^trial.measured_steps is 0"),
+        ("trial.profiled_steps", -1, "^trial.profiled_steps is -1"),
+        ("trial.step_timeout_s", 0, "^trial.step_timeout_s is 0"),
+        ("trial.startup_timeout_s", float("inf"), "^trial.startup_timeout_s is inf"),
+        ("trial.max_retries", -1, "^trial.max_retries is -1"),
+        ("search.sampler", "tpee", "^search.sampler is 'tpee'. Did you mean 'tpe'"),
+        ("search.num_trials", 0, "^search.num_trials is 0"),
+        ("search.max_concurrent", 0, "^search.max_concurrent is 0"),
+        ("search.num_startup_trials", 0, "^search.num_startup_trials is 0"),
+        ("resources.nodes", 0, "^resources.nodes is 0"),
+        ("resources.ranks_per_node", 0, "^resources.ranks_per_node is 0"),
+        ("resources.cpus_per_rank", 0, "^resources.cpus_per_rank is 0"),
+        ("resources.device", "tpu", "^resources.device is 'tpu'. .*gpu"),
+        ("resources.strategy", "PAC", "^resources.strategy is 'PAC'. Did you mean 'PACK'"),
+        ("objective", {"metric": "troughput_tokens_per_s_per_gpu"}, "Did you mean 'throughput_tok"),
+        ("objective", {"metric": "reward_mean"}, "'reward_mean', which is neither better high"),
+        ("constraints", [{"metric": "kl_st", "max": 1}], r"^constraints\[0\].metric is 'kl_st'"),
+        ("constraints", [{"metric": "kl_std", "max": 0}], r"^constraints\[0\].max is 0"),
+        ("constraints", [{"metric": "kl_std"}], r"lacks constraints\[0\].max"),
+        (
+            "constraints",
+            [{"metric": "kl_std", "max": 1}] * 2,
+            r"^constraints\[1\].metric is 'kl_std', which constraints\[0\] bounds",
+        ),
+        ("base.config_name", "ppo_trainr", "Did you mean 'ppo_trainer'"),
+        ("base.overrides", "a=1", "^base.overrides is 'a=1', but must be a list"),
+        ("base.overrides", [{"a": 1}], r"^base.overrides\[0\] is"),
+    ],
+)
+def test_a_wrong_field_is_refused_with_its_key(
+    sweep_file: SweepFile, key: str, value: object, message: str
+) -> None:
+    with pytest.raises(BadInputError, match=message):
+        sweep_file.set(key, value).load()
+
+
+@pytest.mark.parametrize(
+    ("knobs", "message"),
+    [
+        ({"ppo_micro_batch_size": {"choices": [1]}}, f"no knob .*Did you mean '{MICRO}'"),
+        ({"bucket_size": {"choices": [25e6]}}, "knobs.bucket_size: there is no knob"),
+        ({MICRO: {"choices": [1, 2, 0]}}, rf"knobs.{MICRO}.choices\[2\] is 0, outside"),
+        ({MICRO: {"choices": [3, 5]}}, "no valid setting besides the base job's own"),
+        ({MICRO: {"choises": [1]}}, f"There is no key 'knobs.{MICRO}.choises'"),
+        ({"rollout_enforce_eager": {"choices": [True]}}, "rollout_enforce_eager: this job ignores"),
+        (
+            {"ppo_max_token_len_per_gpu": {"choices": [960]}},
+            "ppo_max_token_len_per_gpu: this job ignores it: it acts only where .*use_dynamic_bsz",
+        ),
+    ],
+)
+def test_a_wrong_knob_is_refused(sweep_file: SweepFile, knobs: object, message: str) -> None:
+    with pytest.raises(BadInputError, match=message):
+        sweep_file.set("knobs", knobs).load()
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (f"{ACTOR}.ppo_minibatch_size=8", f"no key .*Did you mean '{ACTOR}.ppo_mini_batch_size'"),
+        (f"{ACTOR}.ppo_mini_batch_size=abc", "ppo_mini_batch_size is 'abc'"),
+        ("actor_rollout_ref.model.path=./no_model", "model folder './no_model' does not exist"),
+        ("data.train_files=no.parquet", "data.train_files: data file 'no.parquet' does not exist"),
+        ("trainer.n_gpus_per_node=4", "n_gpus_per_node is 4, but resources.ranks_per_node is 2"),
+        ("trainer.nnodes=2", "trainer.nnodes is 2, but resources.nodes is 1"),
+        ("trainer.device=cuda", "trainer.device is 'cuda', but resources.device is cpu"),
+        ("trainer.use_v1=false", "trainer.use_v1 is false"),
+        ("model_engine=megatron", "model_engine is 'megatron'.*Only FSDP can be tuned"),
+        (f"{ACTOR}.ppo_mini_batch_size=16", "verl refuses the base job: .*at least"),
+        (f"{ACTOR}.ppo_micro_batch_size_per_gpu=5", "verl refuses the base job: .*must divide"),
+        (f"{ACTOR}.ppo_micro_batch_size_per_gpu=0", "verl refuses the base job"),
+    ],
+)
+def test_a_wrong_base_job_is_refused(sweep_file: SweepFile, override: str, message: str) -> None:
+    with pytest.raises(BadInputError, match=message):
+        sweep_file.add(override).load()
+
+
+def test_overrides_that_agree_with_the_resources_are_fine(sweep_file: SweepFile) -> None:
+    sweep_file.add("trainer.n_gpus_per_node=2", "trainer.nnodes=1", "trainer.device=cpu").load()
+
+
+def test_a_token_of_the_environment_cannot_be_copied_in(
+    sweep_file: SweepFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "secret-token")
+    sweep_file.add("trainer.project_name=${oc.env:WANDB_API_KEY}")
+    with pytest.raises(
+        BadInputError, match=r"base.overrides\[\d+\] contains an interpolation"
+    ) as e:
+        sweep_file.load()
+    assert "secret-token" not in str(e.value)
+
+
+def test_a_python_tag_is_refused_and_runs_nothing(sweep_file: SweepFile) -> None:
+    file, mark = sweep_file.path(), sweep_file.folder / "mark"
+    with file.open("a") as stream:
+        stream.write(f"output_dir: !!python/object/apply:os.system ['touch {mark}']\n")
+    with pytest.raises(BadInputError, match="YAML tag '!!python/object/apply:os.system'"):
+        load_sweep(file)
+    assert not mark.exists()
+
+
+def test_a_file_that_is_not_yaml_is_refused(sweep_file: SweepFile) -> None:
+    (sweep_file.folder / "bad.yaml").write_text("knobs: {a: [1,\n")
+    with pytest.raises(BadInputError, match="bad.yaml is not valid YAML"):
+        load_sweep(sweep_file.folder / "bad.yaml")
+
+
+def test_loading_a_sweep_loads_no_heavy_package(sweep_file: SweepFile) -> None:
+    code = (
+        "import sys; from autotune.config import load_sweep; load_sweep(sys.argv[1]);"
+        "print([m for m in ('verl', 'torch', 'ray', 'optuna') if m in sys.modules])"
+    )
+    arguments = [sys.executable, "-c", code, str(sweep_file.path())]
+    run = subprocess.run(arguments, capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"
