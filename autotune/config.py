@@ -98,8 +98,7 @@ class ConstraintConfig:
 
 
 def default_constraints() -> list[ConstraintConfig]:
-    """Return the constraints of a sweep whose file names none: consistent KL, little exposed
-    communication, memory."""
+    """Return the constraints of a sweep whose file has no such section."""
     return [
         ConstraintConfig(metric="kl_std", max=1e-4),
         ConstraintConfig(metric="exposed_comm_ratio", max=0.2),
@@ -166,8 +165,7 @@ class Sweep:
 
     config: SweepConfig
     base_overrides: tuple[str, ...]
-    """The base job's overrides, those that resources and absolute paths add included: compose with
-    these."""
+    """The base job's overrides, with those that resources and absolute paths add."""
     base_config: DictConfig
     """The base job, composed with ``base_overrides``; interpolations unresolved."""
     space: Space
@@ -208,8 +206,7 @@ def load_sweep(path: Path | str, overrides: Sequence[str] = ()) -> Sweep:
 
 
 def load_config(path: Path | str, overrides: Sequence[str] = ()) -> SweepConfig:
-    """Read and check the sweep file alone, without its base job; arguments and errors as
-    :func:`load_sweep`."""
+    """Read and check the sweep file without its base job; else as :func:`load_sweep`."""
     raw = read_yaml(Path(path))
     for override in overrides:
         apply_override(raw, override)
@@ -234,8 +231,7 @@ def to_yaml(config: SweepConfig) -> str:
 
 
 def _compose_base_job(config: SweepConfig) -> tuple[tuple[str, ...], DictConfig]:
-    """Return the base job's overrides with those that resources and absolute paths add, and the
-    composed job."""
+    """Return the overrides, those that resources and paths add included, and the composed job."""
     given = config.base.overrides
     composed = compose_base(config.base.config_name, given)
     base_leaves = leaves(composed)
@@ -264,8 +260,7 @@ def _check_engine(base_leaves: Mapping[str, object]) -> None:
 def _resource_overrides(
     resources: ResourcesConfig, base_leaves: Mapping[str, object], overridden: set[str]
 ) -> dict[str, object]:
-    """Return what ``resources`` sets in verl's configuration; a base job that says otherwise is
-    refused."""
+    """Return what ``resources`` sets in verl; a base job that says otherwise is refused."""
     allowed: dict[str, tuple[str, tuple[object, ...]]] = {
         "trainer.nnodes": (f"resources.nodes is {resources.nodes}", (resources.nodes,)),
         "trainer.n_gpus_per_node": (

@@ -1,5 +1,4 @@
-"""The values that a sweep lets one knob take: building them from the sweep file, and finding the
-nearest.
+"""The values that a sweep lets one knob take: checked when built, and the nearest to any number.
 
 Runs in the driver. A domain is a list of choices, a grid of numbers, or every number between two
 limits; numbers keep their distances, so that a sampler may draw anywhere between the smallest and
@@ -21,8 +20,7 @@ LOG_FROM_RATIO = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Domain:
-    """Values that one knob may take: choices, a grid (``low``, ``step``), or every number from
-    ``low`` to ``high``."""
+    """Values that one knob may take: choices, a grid, or every number from low to high."""
 
     knob: Knob
     choices: tuple[KnobValue, ...] | None = None
@@ -67,8 +65,7 @@ class Domain:
         return min(numbers), max(numbers)
 
     def nearest(self, value: KnobValue) -> KnobValue:
-        """Return the allowed value closest to ``value``, in log distance where the domain is
-        logarithmic."""
+        """Return the allowed value closest to ``value``, in log distance where ``log`` is set."""
         if not self.is_numeric:
             assert self.choices is not None, f"{self.knob.name} is not a number"
             return value if value in self.choices else self.choices[0]
@@ -89,8 +86,7 @@ class Domain:
         return math.isclose(float(self.nearest(value)), float(value), rel_tol=1e-12)
 
     def draw(self, rng: np.random.Generator) -> KnobValue:
-        """Return a random value: uniform over a finite domain, over the (log) range of a continuous
-        one."""
+        """Return a random value, uniform over the values or over the (log) range."""
         if self.size is not None:
             return self.at(int(rng.integers(self.size)))
         if self.log:
@@ -105,8 +101,7 @@ class Domain:
         return round(number) if self.knob.kind is int else round(number, 12)
 
     def _distance(self, a: float, b: float) -> float:
-        """Return how far a drawn value ``b`` is from an allowed ``a``; below 0 every log domain's
-        smallest is nearest."""
+        """Return how far a drawn ``b`` is from an allowed ``a``; below 0, the smallest is near."""
         if not self.log:
             return abs(a - b)
         return abs(math.log(a) - math.log(b)) if b > 0 else a
@@ -122,8 +117,7 @@ def make_domain(
     log: bool = False,
     when: Mapping[str, object] | None = None,
 ) -> Domain:
-    """Build and check the domain of one knob; the arguments are the fields of a sweep file's
-    ``knobs.<name>``.
+    """Build and check the domain of one knob from the fields of a sweep file's ``knobs.<name>``.
 
     Raises:
         BadInputError: An unknown knob, or a domain that is empty, contradictory or outside what the

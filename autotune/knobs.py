@@ -1,5 +1,4 @@
-"""The catalogue of knobs: what a sweep may turn, its legal values, and the verl keys that it
-writes.
+"""The catalogue of knobs: what a sweep may turn, its legal values, the verl keys that it writes.
 
 Runs in the driver. A knob bears its verl key, shortened only while it stays unique; the rollout's
 bear ``rollout_``. Only keys that verl 0.9.1 really reads are here, each with the place that reads
@@ -80,8 +79,7 @@ class Knob:
         return dict.fromkeys(self.keys_in(leaves), value)
 
     def from_config(self, leaves: Leaves) -> KnobValue | None:
-        """Return the job's own value of the knob; None where verl has none (an optional key left at
-        null).
+        """Return the job's own value of the knob; None for an optional key left at null.
 
         Raises:
             BadInputError: The job has no such role, or gives its roles different values.

@@ -1,5 +1,4 @@
-"""The search space: domains of the knobs, what a setting means for verl, and which settings verl
-refuses.
+"""The search space: what a setting of the knobs means for verl, and which settings verl refuses.
 
 Runs in the driver. A setting is a mapping from every knob of the sweep to a value. It is
 *canonical*: a knob that does not act in it (its ``when`` does not hold, or the engine would ignore
@@ -105,18 +104,15 @@ class Space:
         return tuple(self._domains)
 
     def distributions(self) -> "dict[str, BaseDistribution]":
-        """Return one Optuna distribution a knob, the same in every trial; each holds the base job's
-        value too."""
+        """Return one fixed Optuna distribution a knob, with room for the base job's value."""
         return {name: self._distribution(name) for name in self._domains}
 
     def baseline(self) -> Setting:
-        """Return the base job's own setting; it belongs to the space even where the domains leave
-        it out."""
+        """Return the base job's own setting, part of the space even outside the domains."""
         return dict(self._baseline)
 
     def snap(self, params: Mapping[str, KnobValue]) -> Setting:
-        """Return the allowed setting nearest to ``params``; the baseline as a whole stays what it
-        is."""
+        """Return the allowed setting nearest to ``params``; the baseline itself is allowed."""
         if all(params.get(name) == value for name, value in self._baseline.items()):
             return self.baseline()
         raw = {
@@ -135,8 +131,7 @@ class Space:
         return self._key(self._resolve(params))
 
     def overrides(self, params: Mapping[str, KnobValue]) -> list[str]:
-        """Return the Hydra overrides that turn the base job into this setting; none for the
-        baseline."""
+        """Return the Hydra overrides that turn the base job into a setting; none for its own."""
         from autotune.verl_bridge.overrides import format_override
 
         point = self._resolve(params)
@@ -151,8 +146,7 @@ class Space:
         ]
 
     def violations(self, params: Mapping[str, KnobValue]) -> list[str]:
-        """Return what verl would refuse in a setting, as ``rule: message``; empty for a valid
-        one."""
+        """Return what verl would refuse in a setting, as ``rule: message``; empty if valid."""
         return [
             f"{name}: {message}" for name, message in self._broken(self._resolve(params)).items()
         ]
@@ -162,8 +156,7 @@ class Space:
         return not self._broken(self._resolve(params))
 
     def iter_valid(self) -> Iterator[Setting]:
-        """Iterate over the valid settings of a finite space, each once, without the baseline where
-        it is outside."""
+        """Iterate over the valid settings of finite domains, each once."""
         for point in self._enumerate(self._order):
             if not self._broken(point):
                 yield point.setting
@@ -171,8 +164,10 @@ class Space:
     def random_valid(
         self, rng: np.random.Generator, exclude: Collection[Hashable] = frozenset()
     ) -> Setting | None:
-        """Return a random valid setting whose key is not in ``exclude``, or None when there is
-        (almost surely) none."""
+        """Return a random valid setting whose key is not in ``exclude``.
+
+        None means that there is none; above :data:`MAX_ENUMERATED` points, that no draw found one.
+        """
         is_small = self._size(self._order, default=MAX_ENUMERATED + 1) <= MAX_ENUMERATED
         for _ in range(NUM_DRAWS if is_small else 10 * NUM_DRAWS):
             point = self._draw(rng)
@@ -184,8 +179,7 @@ class Space:
         return left[int(rng.integers(len(left)))] if left else None
 
     def summary(self) -> SpaceSummary:
-        """Count the settings and what excludes them: exactly wherever the knobs that matter can be
-        enumerated.
+        """Count the settings and what excludes them, exactly wherever that can be enumerated.
 
         Only knobs that a rule reads, or on which others depend, decide; the rest multiply the
         counts.
@@ -236,8 +230,7 @@ class Space:
                 owner[key] = name
 
     def _follow(self, sources: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-        """Return every leaf that a knob can move -> the written keys that it follows, nearest
-        first, itself included."""
+        """Return leaf -> the knobs' keys that decide its value, nearest first, itself included."""
         writable = {key for keys in self._keys.values() for key in keys}
         chains: dict[str, tuple[str, ...]] = {}
         for leaf in {*writable, *(key for key in sources if key in self._base_leaves)}:
@@ -329,8 +322,7 @@ class Space:
     # Settings: canonical form, configuration, enumeration.
 
     def _find_neutral(self) -> Setting:
-        """Return the base job's values; a value that the job lacks is replaced by one of the
-        domain, never written."""
+        """Return the base job's values; for one that it lacks, a value of the domain stands in."""
         setting: Setting = {}
         for name, domain in self._domains.items():
             value = self._base[name]
@@ -340,8 +332,7 @@ class Space:
         return setting
 
     def _resolve(self, raw: Mapping[str, KnobValue]) -> _Point:
-        """Return the canonical point of ``raw``; knobs that it leaves out take the base job's
-        value."""
+        """Return the canonical point of ``raw``; missing knobs take the base job's value."""
         setting: Setting = {}
         active: set[str] = set()
         for name in self._order:
@@ -409,8 +400,7 @@ class Space:
         return math.prod(default if size is None else size for size in sizes)
 
     def _enumerate(self, names: Sequence[str]) -> Iterator[_Point]:
-        """Iterate over the distinct settings of some knobs (with all their ancestors); the others
-        stay at the base."""
+        """Iterate over the distinct settings of some knobs, closed under parents."""
         chosen = set(names)
         return self._extend([name for name in self._order if name in chosen], {}, set())
 
@@ -429,8 +419,7 @@ class Space:
         return self._resolve({name: domain.draw(rng) for name, domain in self._domains.items()})
 
     def _deciding(self) -> list[str]:
-        """Return the knobs that a rule reads or on which another knob depends, with all that decide
-        about these."""
+        """Return the knobs that a rule reads or on which others depend, and their ancestors."""
         reads = {key for rule in self._rules for key in rule.reads}
         read = [name for name in self._order if self._moves(name) & reads]
         parents = itertools.chain.from_iterable(self._parents.values())

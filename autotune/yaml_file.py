@@ -1,5 +1,4 @@
-"""Typed YAML files: reading one as plain data, and checking its shape against dataclasses with full
-keys.
+"""Typed YAML files: reading one as plain data, and checking its shape against dataclasses.
 
 Runs in the driver. A file is data only: tags (which could build Python objects) and interpolations
 (which could copy a token from the environment into a record) are refused, and nothing is executed
@@ -80,8 +79,7 @@ def refuse_interpolations(node: object, key: str = "") -> None:
 
 
 def check_shape(schema: type, content: object, key: str = "") -> None:
-    """Check plain data against a dataclass: names, nesting and the type of every value; missing
-    keys are allowed.
+    """Check names, nesting and types of plain data against a dataclass; keys may be missing.
 
     Args:
         schema: The dataclass.

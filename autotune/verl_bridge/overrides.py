@@ -86,8 +86,7 @@ def container(config: DictConfig) -> dict[str, object]:
 
 
 def leaves(config: DictConfig) -> dict[str, object]:
-    """Flatten a configuration: dotted key -> resolved value; lists and empty mappings are
-    values."""
+    """Flatten a configuration: dotted key -> resolved value; see :func:`flatten`."""
     return flatten(container(config))
 
 
@@ -103,8 +102,7 @@ def flatten(node: Mapping[str, object], prefix: str = "") -> dict[str, object]:
 
 
 def sources(config: DictConfig) -> dict[str, str]:
-    """Return the keys that take their value from another key: key -> the key that verl's YAML names
-    there.
+    """Return the keys that take their value from another: key -> the key that verl's YAML names.
 
     An override of the second key moves the first along with it, unless the first has an override of
     its own.
@@ -341,6 +339,5 @@ def _format_text(value: str) -> str:
 
 
 def _format_name(name: object) -> str:
-    """Write a mapping's key; Hydra has no quotes there, so that special characters are escaped one
-    by one."""
+    """Write a mapping's key with special characters escaped: Hydra has no quotes there."""
     return re.sub(r"([\\()\[\]{}:=, \t])", r"\\\1", str(name))

@@ -1,5 +1,4 @@
-"""Which type verl expects for a key of its configuration, read from its source without importing
-it.
+"""Which type verl expects for a key of its configuration, read from its source, not imported.
 
 Runs in the driver. verl's YAML files name a dataclass (``_target_``) for most of their sections;
 its annotations say what a key may hold where the YAML only says ``null``, and which further keys
@@ -24,8 +23,7 @@ _LISTS = frozenset({"list", "List", "Sequence", "tuple", "Tuple"})
 
 @dataclass(frozen=True, slots=True)
 class VerlClass:
-    """A dataclass of verl: where it stands and the annotations of its fields, inherited ones
-    included."""
+    """A dataclass of verl: where it stands, and its fields' annotations, inherited ones too."""
 
     module: str
     name: str
@@ -95,8 +93,7 @@ def expectation(key: str, config: Mapping[str, object]) -> Expectation:
 
 @functools.cache
 def find_class(path: str) -> VerlClass | None:
-    """Return the dataclass with the dotted ``path`` (re-exports are followed), or None when it is
-    not verl's."""
+    """Return verl's dataclass of this dotted path, through re-exports; None if it has none."""
     module, _, name = path.rpartition(".")
     located = _locate(module, name, frozenset())
     if located is None:
