@@ -190,7 +190,8 @@ def _check_root(path: Path, text: str) -> None:
     root = yaml.compose(text, Loader=yaml.SafeLoader)
     if isinstance(root, yaml.MappingNode):
         return
-    kind = "empty" if root is None else {"sequence": "a list"}.get(root.id, "a single value")
+    is_list = isinstance(root, yaml.SequenceNode)
+    kind = "empty" if root is None else "a list" if is_list else "a single value"
     hint = "Write 'key: value' lines."
     raise BadInputError(f"{path} does not hold a mapping: it is {kind}.", hint)
 
