@@ -1,0 +1,62 @@
+"""Robust summaries of a few repeated measurements.
+
+Runs in the driver and in trial actors. Pure functions over numbers; units are the caller's. Values
+must be finite: what could not be measured is left out by the caller, with a reason.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+Statistic = Callable[[Sequence[float]], float]
+
+
+def median(values: Sequence[float]) -> float:
+    """Return the middle value, or the mean of the two middle ones.
+
+    Raises:
+        ValueError: No values, or one that is not finite.
+    """
+    _check(values)
+    return float(np.median(values))
+
+
+def bootstrap_interval(
+    values: Sequence[float],
+    *,
+    seed: int,
+    statistic: Statistic = median,
+    confidence: float = 0.95,
+    num_resamples: int = 2000,
+) -> tuple[float, float]:
+    """Return a percentile bootstrap interval of a statistic (Efron, 1979).
+
+    Args:
+        values: Independent repetitions; with one value the interval is that value twice.
+        seed: Seed of the resampling; equal arguments give equal intervals.
+        statistic: What to compute on each resample.
+        confidence: Probability mass of the interval, above 0 and below 1.
+        num_resamples: Resamples drawn with replacement.
+
+    Raises:
+        ValueError: No values, one that is not finite, or a confidence outside (0, 1).
+    """
+    _check(values)
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence is {confidence}, it must be above 0 and below 1")
+    rng = np.random.default_rng(seed)
+    chosen = rng.integers(len(values), size=(num_resamples, len(values)))
+    resampled = np.asarray(values, dtype=float)[chosen]
+    statistics = [statistic(resample.tolist()) for resample in resampled]
+    tail = (1 - confidence) / 2
+    low, high = np.quantile(statistics, [tail, 1 - tail])
+    return float(low), float(high)
+
+
+def _check(values: Sequence[float]) -> None:
+    if not values:
+        raise ValueError("no values")
+    broken = [value for value in values if not math.isfinite(value)]
+    if broken:
+        raise ValueError(f"value {broken[0]} is not finite")

@@ -1,0 +1,61 @@
+"""Medians and bootstrap intervals with answers worked out by hand."""
+
+import pytest
+
+from autotune.measure.stats import bootstrap_interval, median
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [([3.0], 3.0), ([5.0, 1.0, 3.0], 3.0), ([4.0, 1.0, 3.0, 100.0], 3.5)],
+)
+def test_median_is_the_middle(values: list[float], expected: float) -> None:
+    assert median(values) == expected
+
+
+def test_median_of_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="no values"):
+        median([])
+
+
+def test_median_of_nan_is_refused() -> None:
+    with pytest.raises(ValueError, match="nan is not finite"):
+        median([1.0, float("nan")])
+
+
+def test_interval_of_equal_values_is_that_value() -> None:
+    assert bootstrap_interval([2.5, 2.5, 2.5], seed=0) == (2.5, 2.5)
+
+
+def test_interval_lies_within_the_values_and_around_the_median() -> None:
+    low, high = bootstrap_interval([1.0, 2.0, 3.0, 4.0, 5.0], seed=0)
+    assert 1.0 <= low < 3.0 < high <= 5.0
+
+
+def test_interval_of_a_mean_matches_the_normal_approximation() -> None:
+    # 0..99: standard deviation 28.87, standard error of the mean 2.887, 95 %: 49.5 +- 5.66
+    def mean(values: object) -> float:
+        assert isinstance(values, list)
+        return sum(values) / len(values)
+
+    low, high = bootstrap_interval([float(i) for i in range(100)], statistic=mean, seed=1)
+    assert low == pytest.approx(49.5 - 5.66, abs=0.6)
+    assert high == pytest.approx(49.5 + 5.66, abs=0.6)
+
+
+def test_interval_is_the_same_for_the_same_seed() -> None:
+    values = [3.0, 9.0, 4.0, 1.0]
+    assert bootstrap_interval(values, seed=7) == bootstrap_interval(values, seed=7)
+
+
+def test_more_confidence_never_narrows_the_interval() -> None:
+    values = [3.0, 9.0, 4.0, 1.0, 7.0]
+    narrow = bootstrap_interval(values, seed=7, confidence=0.5)
+    wide = bootstrap_interval(values, seed=7, confidence=0.99)
+    assert wide[0] <= narrow[0] and narrow[1] <= wide[1]
+
+
+@pytest.mark.parametrize("confidence", [0.0, 1.0, -1.0])
+def test_confidence_outside_zero_and_one_is_refused(confidence: float) -> None:
+    with pytest.raises(ValueError, match="confidence is"):
+        bootstrap_interval([1.0], seed=0, confidence=confidence)
