@@ -1,0 +1,231 @@
+"""The records of one sweep on disk, written so that a kill at any moment loses nothing finished.
+
+Runs in the driver only. A sweep's folder holds ``trials.jsonl`` and ``steps.jsonl`` (one JSON
+object a line, only ever appended to), Optuna's ``study.journal``, ``sweep.lock``, and files that
+are replaced as a whole. A line counts once its newline is on disk: a torn last line is passed over
+by readers and cut off before the next append. Non-finite numbers never enter a file, nor do the
+secrets of the environment (:func:`redact`).
+"""
+
+import fcntl
+import json
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from autotune.errors import SweepError
+from autotune.objective import StepRecord, TrialRecord
+
+SCHEMA_VERSION = 1
+"""Version of a line's fields; a reader refuses any other."""
+
+MIN_SECRET_LENGTH = 6
+"""Shorter values (``1``, ``none``) are words that a text may hold by chance."""
+
+_SECRET_ENDINGS = ("_TOKEN", "_API_KEY", "_SECRET", "_PASSWORD")
+
+Record = TypeVar("Record", StepRecord, TrialRecord)
+
+
+class SweepStore:
+    """The folder of one sweep.
+
+    Reading needs nothing; whoever writes holds the lock, see :meth:`locked`.
+
+    Args:
+        folder: The sweep's folder; made when the lock is taken.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._lock_fd: int | None = None
+
+    @property
+    def trials_path(self) -> Path:
+        return self.folder / "trials.jsonl"
+
+    @property
+    def steps_path(self) -> Path:
+        return self.folder / "steps.jsonl"
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the sweep's lock; the kernel frees it when this process dies, however it dies.
+
+        Raises:
+            SweepError: Another process holds it.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        fd = os.open(self.folder / "sweep.lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            self._take(fd)
+            self._lock_fd = fd
+            yield
+        finally:
+            self._lock_fd = None
+            os.close(fd)
+
+    def append_trial(self, record: TrialRecord) -> None:
+        """Write a finished trial; it is on disk when this returns."""
+        self._append(self.trials_path, record.to_dict())
+
+    def append_step(self, record: StepRecord) -> None:
+        """Write a step; it is on disk when this returns."""
+        self._append(self.steps_path, record.to_dict())
+
+    def write(self, name: str, text: str) -> None:
+        """Replace a file of the sweep's folder as a whole, see :func:`write_atomic`."""
+        assert self._lock_fd is not None, "the sweep is not locked"
+        write_atomic(self.folder / name, text)
+
+    def read_trials(self) -> list[TrialRecord]:
+        """Return the finished trials by number; the last line of a number counts.
+
+        Raises:
+            SweepError: A line other than a torn last one cannot be read.
+        """
+        records = {record.number: record for record in _read_lines(self.trials_path, TrialRecord)}
+        return [records[number] for number in sorted(records)]
+
+    def read_steps(self, number: int) -> list[StepRecord]:
+        """Return the steps of one trial in the order in which they ran, all attempts.
+
+        Raises:
+            SweepError: A line other than a torn last one cannot be read.
+        """
+        return [step for step in _read_lines(self.steps_path, StepRecord) if step.number == number]
+
+    def study_journal(self) -> Path:
+        """Return the path of Optuna's journal, with a torn last line cut off.
+
+        Optuna passes over a torn line too, but appends to it: the line after it is then lost.
+        """
+        assert self._lock_fd is not None, "the sweep is not locked"
+        path = self.folder / "study.journal"
+        with path.open("a+b") as file:
+            _cut_torn_line(file.fileno())
+        return path
+
+    def _take(self, fd: int) -> None:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(fd, 1000, 0).decode(errors="replace").strip()
+            raise SweepError(
+                f"The sweep in {self.folder} is being run by {holder or 'another process'}.",
+                "Wait until it ends, or stop it; its finished trials are kept.",
+            ) from None
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+
+    def _append(self, path: Path, data: Mapping[str, Any]) -> None:
+        assert self._lock_fd is not None, "the sweep is not locked"
+        line = json.dumps(
+            _mask({"schema_version": SCHEMA_VERSION, **data}, _secrets()), allow_nan=False
+        ).encode()
+        is_new = not path.exists()
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            _cut_torn_line(fd)
+            _write_all(fd, line + b"\n")
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        if is_new:
+            _sync_folder(path.parent)
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Replace a file so that a reader, or a crash, sees either the old or the new text whole."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    try:
+        try:
+            _write_all(fd, redact(text).encode())
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+
+
+def redact(text: str) -> str:
+    """Mask the environment's secrets (tokens, API keys, passwords) wherever a text holds them."""
+    return _mask(text, _secrets())
+
+
+def _secrets() -> dict[str, str]:
+    """Return secret -> name of its variable, the longest first."""
+    found = {
+        value: name
+        for name, value in os.environ.items()
+        if name.upper().endswith(_SECRET_ENDINGS) and len(value) >= MIN_SECRET_LENGTH
+    }
+    return {value: found[value] for value in sorted(found, key=len, reverse=True)}
+
+
+def _mask(data: Any, secrets: Mapping[str, str]) -> Any:
+    """Return JSON data with every text in it masked, keys included."""
+    if isinstance(data, str):
+        for value, name in secrets.items():
+            data = data.replace(value, f"<{name} removed>")
+        return data
+    if isinstance(data, Mapping):
+        return {_mask(key, secrets): _mask(value, secrets) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [_mask(value, secrets) for value in data]
+    return data
+
+
+def _read_lines(path: Path, kind: type[Record]) -> Iterator[Record]:
+    if not path.exists():
+        return
+    *complete, _torn = path.read_bytes().split(b"\n")
+    for index, line in enumerate(complete, start=1):
+        try:
+            record = kind.from_dict(_parse(line))
+        except (ValueError, TypeError, KeyError) as error:
+            raise SweepError(
+                f"{path}, line {index}, cannot be read: {error}.",
+                "Restore the file from a copy, or start a new sweep under another name.",
+            ) from error
+        yield record
+
+
+def _parse(line: bytes) -> dict[str, Any]:
+    data = json.loads(line)
+    if not isinstance(data, dict):
+        raise ValueError("it is not a JSON object")
+    version = data.pop("schema_version", None)
+    if version != SCHEMA_VERSION:
+        raise ValueError(f"schema_version is {version}, not {SCHEMA_VERSION}")
+    return data
+
+
+def _cut_torn_line(fd: int) -> None:
+    """Cut off what stands behind a file's last newline: the rest of an interrupted write."""
+    size = os.fstat(fd).st_size
+    if size == 0 or os.pread(fd, 1, size - 1) == b"\n":
+        return
+    os.ftruncate(fd, os.pread(fd, size, 0).rfind(b"\n") + 1)
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    """Write with one call; a device that takes less (disk full) raises on the rest."""
+    written = os.write(fd, data)
+    while written < len(data):
+        written += os.write(fd, data[written:])
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
