@@ -1,0 +1,112 @@
+"""How single facts of a sweep read: values with their units, knobs that changed, one line a trial.
+
+Runs in the driver. Pure functions from records to text. Ratios are printed as percentages, times in
+seconds or minutes, and what was not measured as such, never as 0.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from autotune.knobs import KnobValue
+from autotune.metrics import METRICS
+from autotune.objective import Constraint, StepRecord, TrialRecord, TrialState, best_feasible
+
+NOT_MEASURED = "n/a"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepOutline:
+    """What a reader of a sweep's progress must know about the sweep."""
+
+    name: str
+    objective: str
+    """Metric that is optimised."""
+    constraints: Sequence[Constraint]
+    baseline: Mapping[str, KnobValue]
+    """The base job's own setting."""
+    num_trials: int
+    steps_per_trial: int
+    """Warm-up, measured and profiled steps together."""
+    max_concurrent: int
+
+
+def changed_knobs(setting: Mapping[str, KnobValue], baseline: Mapping[str, KnobValue]) -> str:
+    """Return the knobs whose value differs from the baseline's, in words."""
+    changes = [
+        f"{name}={_knob_text(value)}" for name, value in setting.items() if value != baseline[name]
+    ]
+    return ", ".join(changes) if changes else "baseline"
+
+
+def format_value(metric: str, value: float | None) -> str:
+    """Return a metric's value as a person reads it: unit, few digits, ratios in percent."""
+    if value is None:
+        return NOT_MEASURED
+    unit = METRICS[metric].unit
+    if unit == "ratio":
+        return f"{100 * value:.3g} %"
+    if unit == "nats":
+        return f"{value:.1e} nats" if value else "0 nats"
+    return f"{format_number(value)} {unit}"
+
+
+def format_duration(seconds: float) -> str:
+    """Return a duration with the two units that matter."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02} min"
+    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
+
+
+def format_number(value: float) -> str:
+    """Return a number with three digits, more only in front of the decimal point."""
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def trial_line(record: TrialRecord, records: Sequence[TrialRecord], outline: SweepOutline) -> str:
+    """Return how one trial ended, on one line."""
+    knobs = changed_knobs(record.setting, outline.baseline)
+    if record.state is not TrialState.COMPLETE:
+        return f"trial {record.number} failed ({record.state.value}): {record.cause} [{knobs}]"
+    verdict = "feasible" if record.feasible else "infeasible"
+    mark = " (best so far)" if record is best_feasible(records, outline.objective) else ""
+    value = format_value(outline.objective, record.value(outline.objective))
+    limits = [
+        f"{constraint.metric} {against_limit(record, constraint)}"
+        for constraint in outline.constraints
+    ]
+    return f"trial {record.number} {verdict}: {', '.join([value + mark, *limits])} [{knobs}]"
+
+
+def step_line(step: StepRecord, outline: SweepOutline) -> str:
+    """Return what one step took, on one line."""
+    parts = [f"trial {step.number} step {step.step} of {outline.steps_per_trial}"]
+    for key, metric in (
+        ("timing_s/step", "step_s"),
+        ("perf/throughput", "throughput_tokens_per_s_per_gpu"),
+    ):
+        value = step.metrics.get(key)
+        if isinstance(value, float | int):
+            parts.append(format_value(metric, value))
+    return f"{', '.join(parts)} ({step.kind.value})"
+
+
+def against_limit(record: TrialRecord, constraint: Constraint) -> str:
+    """Return a trial's value of a constraint with the limit, and whether it is broken."""
+    limit = format_value(constraint.metric, constraint.max)
+    violation = record.violations.get(constraint.metric)
+    broken = ", broken" if violation is not None and violation > 0 else ""
+    value = format_value(constraint.metric, record.metrics.get(constraint.metric))
+    return f"{value} (max {limit}{broken})"
+
+
+def duration_s(record: TrialRecord) -> float:
+    """Return how long a trial took, start-up included."""
+    started = datetime.fromisoformat(record.started_at)
+    return (datetime.fromisoformat(record.ended_at) - started).total_seconds()
+
+
+def _knob_text(value: KnobValue) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,67 @@
+"""Records that the report's tests share."""
+
+from typing import Any
+
+from autotune.config import ConstraintConfig
+from autotune.knobs import KnobValue
+from autotune.objective import TrialRecord, TrialState, evaluate
+from autotune.report import SweepOutline
+
+MICRO = "ppo_micro_batch_size_per_gpu"
+THROUGHPUT = "throughput_tokens_per_s_per_gpu"
+BASELINE: dict[str, KnobValue] = {MICRO: 2, "reshard_after_forward": True}
+OUTLINE = SweepOutline(
+    name="demo",
+    objective=THROUGHPUT,
+    constraints=[
+        ConstraintConfig(metric="peak_memory_ratio", max=0.9),
+        ConstraintConfig(metric="exposed_comm_ratio", max=0.2),
+    ],
+    baseline=BASELINE,
+    num_trials=9,
+    steps_per_trial=6,
+    max_concurrent=1,
+)
+
+
+def trial(
+    number: int, throughput: float = 100.0, memory: float = 0.5, **changes: Any
+) -> TrialRecord:
+    """A trial of 100 s; number 0 is the baseline, the others have a micro-batch of 8."""
+    setting = dict(BASELINE) if number == 0 else {**BASELINE, MICRO: 8}
+    metrics = {
+        THROUGHPUT: throughput,
+        "peak_memory_ratio": memory,
+        "exposed_comm_ratio": None,
+        "startup_s": 60.0,
+        "step_s": 200.0 / throughput,
+    }
+    violations, feasible = evaluate(metrics, OUTLINE.constraints)
+    values: dict[str, Any] = {
+        "number": number,
+        "state": TrialState.COMPLETE,
+        "params": setting,
+        "setting": setting,
+        "overrides": [],
+        "metrics": metrics,
+        "absent": {"exposed_comm_ratio": "no profiled step finished"},
+        "violations": violations,
+        "feasible": feasible,
+        "cause": "",
+        "started_at": "2026-01-01T00:00:00+00:00",
+        "ended_at": "2026-01-01T00:01:40+00:00",
+        "retries": 0,
+    }
+    return TrialRecord(**{**values, **changes})
+
+
+def failed(number: int, state: TrialState = TrialState.OUT_OF_MEMORY) -> TrialRecord:
+    return trial(
+        number,
+        state=state,
+        metrics={},
+        absent={},
+        violations={"peak_memory_ratio": None, "exposed_comm_ratio": None},
+        feasible=False,
+        cause="rank 1 ran out of memory",
+    )
