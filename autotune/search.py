@@ -4,7 +4,7 @@ Runs in the driver, which holds the sweep's lock. The records of the sweep are t
 (``study.journal``) is what the sampler learns from, and is brought into line with the records at
 every start. A record is on disk before the study hears of it, so a kill between the two loses
 nothing. Constraints reach the sampler as constraints: the objective never carries a penalty. Does
-not start trials, and does not decide how a trial ended.
+not start trials, and does not decide how a trial ended. Imports its sibling ``sampler``.
 """
 
 import dataclasses
@@ -13,21 +13,14 @@ import json
 import logging
 import math
 import os
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import optuna
-from optuna.distributions import (
-    BaseDistribution,
-    CategoricalDistribution,
-    FloatDistribution,
-    IntDistribution,
-)
-from optuna.samplers import BaseSampler, GPSampler, TPESampler
+from optuna.samplers import BaseSampler
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.study import Study
@@ -37,12 +30,10 @@ from ray.tune.search import Searcher
 
 from autotune.config import SearchConfig
 from autotune.errors import SweepError
-from autotune.knobs import KnobValue
 from autotune.objective import Constraint, TrialRecord, TrialState, is_better, is_maximised
+from autotune.sampler import SETTING, FeasibleSampler, SearchSpace, Setting, ask_parameters
 
 logger = logging.getLogger(__name__)
-
-Setting = dict[str, KnobValue]
 
 RECORD = "record"
 """Key of a trial's last Tune result: its record, ``json.dumps(record.to_dict())``. Tune flattens
@@ -53,34 +44,7 @@ BASELINE = 0
 MAX_GIVEN_UP = 3
 """Trials lost in a row, retries included, before the cluster is held to be at fault."""
 
-_SETTING, _ATTEMPTS, _LOSSES = "setting", "attempts", "losses"
-_NUM_DRAWS = {"tpe": 50, "gp": 3}
-"""Draws from a sampler before the nearest valid setting is taken; a Gaussian process is slow and
-insists on its optimum."""
-_NUM_NEIGHBOURS = 50
-"""Random valid settings of which the one nearest to the sampler's wish is taken."""
-
-
-class SearchSpace(Protocol):
-    """What the search asks of :class:`autotune.space.Space`."""
-
-    def distributions(self) -> dict[str, BaseDistribution]: ...
-
-    def baseline(self) -> Setting: ...
-
-    def snap(self, params: Mapping[str, KnobValue]) -> Setting: ...
-
-    def is_valid(self, params: Mapping[str, KnobValue]) -> bool: ...
-
-    def random_valid(
-        self, rng: np.random.Generator, exclude: Collection[Hashable]
-    ) -> Setting | None: ...
-
-    def key(self, params: Mapping[str, KnobValue]) -> Hashable: ...
-
-    def active(self, params: Mapping[str, KnobValue]) -> Setting: ...
-
-    def overrides(self, params: Mapping[str, KnobValue]) -> list[str]: ...
+_ATTEMPTS, _LOSSES = "attempts", "losses"
 
 
 class Records(Protocol):
@@ -91,104 +55,6 @@ class Records(Protocol):
     def append_trial(self, record: TrialRecord) -> None: ...
 
     def study_journal(self) -> Path: ...
-
-
-class FeasibleSampler(BaseSampler):
-    """Draws whole settings from an Optuna sampler, valid and not asked before.
-
-    Without state: what is drawn for a trial depends on the seed, the trial's number and the study
-    alone, so that a resumed sweep goes on as if it had never stopped. The chosen setting is stored
-    with the trial in one write before any parameter: a trial interrupted while it was being asked
-    gets the same setting again.
-
-    Args:
-        space: The valid settings.
-        settings: Kind of sampler, seed, random start, concurrency.
-    """
-
-    def __init__(self, space: SearchSpace, settings: SearchConfig) -> None:
-        self._space = space
-        self._settings = settings
-
-    def infer_relative_search_space(
-        self, study: Study, trial: FrozenTrial
-    ) -> dict[str, BaseDistribution]:
-        return {
-            name: distribution
-            for name, distribution in self._space.distributions().items()
-            if not distribution.single()
-        }
-
-    def sample_relative(
-        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
-    ) -> dict[str, Any]:
-        setting = trial.user_attrs.get(_SETTING)
-        if setting is None:
-            setting = self._choose(study, trial, search_space)
-            study._storage.set_trial_user_attr(trial._trial_id, _SETTING, setting)
-        return {name: setting[name] for name in search_space}
-
-    def sample_independent(
-        self,
-        study: Study,
-        trial: FrozenTrial,
-        param_name: str,
-        param_distribution: BaseDistribution,
-    ) -> Any:
-        raise AssertionError(f"{param_name} is drawn together with all other knobs")
-
-    def asked(self, study: Study) -> set[Hashable]:
-        """Return the settings that were asked or wait to be; lost trials may be asked again."""
-        return {
-            self._space.key(trial.user_attrs[_SETTING])
-            for trial in study.get_trials(deepcopy=False)
-            if trial.state is not StudyState.FAIL and _SETTING in trial.user_attrs
-        }
-
-    def is_exhausted(self, study: Study) -> bool:
-        """Say whether no valid setting is left that was not asked."""
-        rng = np.random.default_rng(self._settings.seed)
-        return self._space.random_valid(rng, exclude=self.asked(study)) is None
-
-    def _choose(
-        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
-    ) -> Setting:
-        asked = self.asked(study)
-        rng = np.random.default_rng([self._settings.seed, trial.number])
-        finished = study.get_trials(deepcopy=False, states=(StudyState.COMPLETE,))
-        kind = self._settings.sampler
-        if kind == "random" or len(finished) < self._settings.num_startup_trials:
-            return self._random(rng, asked)
-        sampler = self._sampler(int(rng.integers(2**31)))
-        for _ in range(_NUM_DRAWS[kind]):
-            drawn = sampler.sample_relative(study, trial, search_space)
-            setting = self._space.snap(drawn)
-            if self._space.is_valid(setting) and self._space.key(setting) not in asked:
-                return setting
-        return self._nearest(drawn, search_space, rng, asked)
-
-    def _sampler(self, seed: int) -> BaseSampler:
-        if self._settings.sampler == "gp":
-            return GPSampler(seed=seed, n_startup_trials=1)
-        is_concurrent = self._settings.max_concurrent > 1
-        return TPESampler(
-            seed=seed, n_startup_trials=1, multivariate=True, constant_liar=is_concurrent
-        )
-
-    def _random(self, rng: np.random.Generator, asked: Collection[Hashable]) -> Setting:
-        setting = self._space.random_valid(rng, exclude=asked)
-        assert setting is not None, "asked for a setting of an exhausted space"
-        return setting
-
-    def _nearest(
-        self,
-        wish: Mapping[str, Any],
-        search_space: Mapping[str, BaseDistribution],
-        rng: np.random.Generator,
-        asked: Collection[Hashable],
-    ) -> Setting:
-        candidates = [self._random(rng, asked) for _ in range(_NUM_NEIGHBOURS)]
-        return min(candidates, key=lambda setting: _distance(setting, wish, search_space))
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,7 +206,7 @@ class SweepSearcher(Searcher):
         return bool(waiting) or not self._sampler.is_exhausted(self._study)
 
     def _start(self, trial_id: str, trial: Trial) -> dict[str, Any]:
-        self._draw(trial)
+        ask_parameters(trial, self._space)
         attempt = trial.user_attrs.get(_ATTEMPTS, 0)
         trial.set_user_attr(_ATTEMPTS, attempt + 1)
         self._live[trial_id] = _Live(trial.number, _now())
@@ -351,11 +217,6 @@ class SweepSearcher(Searcher):
             "setting": setting,
             "overrides": self._space.overrides(setting),
         }
-
-    def _draw(self, trial: Trial) -> None:
-        """Give a trial the parameters that it lacks."""
-        for name, distribution in self._space.distributions().items():
-            _suggest(trial, name, distribution)
 
     # Trials that end.
 
@@ -455,7 +316,7 @@ class SweepSearcher(Searcher):
         )
         if record is not None and not is_lost_baseline:
             if trial.state is StudyState.WAITING:
-                self._draw(self._study.ask())
+                ask_parameters(self._study.ask(), self._space)
             self.tell(record)
         elif trial.state is StudyState.RUNNING:
             self._pending.append(trial.number)
@@ -475,7 +336,7 @@ class SweepSearcher(Searcher):
                 self._study.add_trial(create_trial(state=StudyState.FAIL))
 
     def _check_same(self, trial: FrozenTrial, record: TrialRecord) -> None:
-        asked = trial.user_attrs.get(_SETTING)
+        asked = trial.user_attrs.get(SETTING)
         if asked is None or self._space.key(asked) != self._space.key(record.setting):
             raise SweepError(
                 f"Trial {record.number} of trials.jsonl ran with {record.setting}, but the study "
@@ -484,7 +345,7 @@ class SweepSearcher(Searcher):
             )
 
     def _enqueue(self, setting: Setting) -> None:
-        self._study.enqueue_trial(setting, user_attrs={_SETTING: setting})
+        self._study.enqueue_trial(setting, user_attrs={SETTING: setting})
 
     # The study's trials by number.
 
@@ -495,7 +356,7 @@ class SweepSearcher(Searcher):
         return Trial(self._study, self._frozen(number)._trial_id)
 
     def _setting(self, number: int) -> Setting:
-        return dict(self._frozen(number).user_attrs[_SETTING])
+        return dict(self._frozen(number).user_attrs[SETTING])
 
     def _num_losses(self, number: int) -> int:
         return len(self._frozen(number).user_attrs.get(_LOSSES, []))
@@ -546,37 +407,6 @@ def open_study(journal: Path, objective: str, sampler: BaseSampler) -> Study:
             f"{journal} cannot be read: {error}.",
             "Remove it: the study is made again from the sweep's records.",
         ) from error
-
-
-def _suggest(trial: Trial, name: str, distribution: BaseDistribution) -> None:
-    """Ask one parameter through Optuna's public calls."""
-    if isinstance(distribution, IntDistribution):
-        trial.suggest_int(name, distribution.low, distribution.high, log=distribution.log)
-    elif isinstance(distribution, FloatDistribution):
-        trial.suggest_float(name, distribution.low, distribution.high, log=distribution.log)
-    else:
-        assert isinstance(distribution, CategoricalDistribution), distribution
-        trial.suggest_categorical(name, distribution.choices)
-
-
-def _distance(
-    setting: Mapping[str, Any],
-    wish: Mapping[str, Any],
-    search_space: Mapping[str, BaseDistribution],
-) -> float:
-    """Return the sum over the knobs of their distances, each between 0 and 1."""
-    return math.fsum(
-        _knob_distance(setting[name], wish[name], distribution)
-        for name, distribution in search_space.items()
-    )
-
-
-def _knob_distance(a: Any, b: Any, distribution: BaseDistribution) -> float:
-    if not isinstance(distribution, IntDistribution | FloatDistribution):
-        return float(a != b)
-    if distribution.log:
-        return abs(math.log(a / b)) / math.log(distribution.high / distribution.low)
-    return abs(a - b) / (distribution.high - distribution.low)
 
 
 def _measured(record: TrialRecord, objective: str) -> float | None:

@@ -28,6 +28,10 @@ from autotune.report.text import (
     trial_line,
 )
 
+MIN_ROWS = 4
+LINES_A_ROW = 3
+"""Lines of the terminal that one row may take, so that the table does not outgrow it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningTrial:
@@ -130,7 +134,8 @@ class LiveTable:
         """Return the table as it stands now."""
         with self._guard:
             records, running = self._snapshot()
-        rows = build_rows(records, running, self._outline)
+        max_rows = max(MIN_ROWS, self._console.height // LINES_A_ROW)
+        rows = visible(build_rows(records, running, self._outline), max_rows)
         return render(rows, progress_line(records, running, self._outline), self._outline)
 
     def _snapshot(self) -> tuple[list[TrialRecord], list[RunningTrial]]:
@@ -158,19 +163,24 @@ def build_rows(
     return [rows[number] for number in sorted(rows)]
 
 
+def visible(rows: Sequence[Row], max_rows: int) -> list[Row]:
+    """Return the rows that fit on a screen: the newest, and the best one in any case."""
+    newest = list(rows[-max_rows:])
+    best = [row for row in rows if row.is_best and row not in newest]
+    return [*best, *newest[len(best) :]]
+
+
 def render(rows: Sequence[Row], progress: str, outline: SweepOutline) -> Table:
     """Draw rows as a table, the best one marked."""
     table = Table(title=f"sweep {outline.name}", caption=progress, caption_justify="left")
     table.add_column("trial", justify="right")
     table.add_column("state")
     table.add_column("knobs changed", overflow="fold", ratio=1)
-    table.add_column(outline.objective, justify="right", overflow="fold")
+    table.add_column(_title(outline.objective), justify="right", max_width=16)
     for constraint in outline.constraints:
-        table.add_column(
-            f"{constraint.metric} (max {format_value(constraint.metric, constraint.max)})",
-            justify="right",
-            overflow="fold",
-        )
+        limit = format_value(constraint.metric, constraint.max)
+        title = f"{_title(constraint.metric)}\nmax {limit}"
+        table.add_column(title, justify="right", max_width=12)
     table.add_column("time", justify="right")
     for row in rows:
         number = f"* {row.number}" if row.is_best else str(row.number)
@@ -239,6 +249,11 @@ def _running_row(trial: RunningTrial, outline: SweepOutline) -> Row:
         elapsed=format_duration(trial.elapsed_s),
         is_best=False,
     )
+
+
+def _title(metric: str) -> str:
+    """Return a metric's name in words, which a narrow column may break."""
+    return metric.replace("_", " ")
 
 
 def _value_and_mark(record: TrialRecord, constraint: Constraint) -> str:

@@ -8,7 +8,15 @@ from rich.console import Console
 
 from autotune.objective import StepKind, StepRecord, TrialState
 from autotune.report import LiveTable
-from autotune.report.live import Row, RunningTrial, build_rows, progress_line, render, time_left_s
+from autotune.report.live import (
+    Row,
+    RunningTrial,
+    build_rows,
+    progress_line,
+    render,
+    time_left_s,
+    visible,
+)
 
 
 def running(number: int, elapsed_s: float = 0.0, num_steps: int = 0) -> RunningTrial:
@@ -62,6 +70,17 @@ def test_a_trial_that_runs_again_hides_its_lost_record() -> None:
     assert row.state == "starting"
 
 
+def test_a_long_sweep_shows_its_newest_trials_and_the_best() -> None:
+    records = [trial(number, throughput=900.0 if number == 2 else 100.0) for number in range(9)]
+    rows = visible(build_rows(records, [], OUTLINE), 4)
+    assert [row.number for row in rows] == [2, 6, 7, 8]
+
+
+def test_a_short_sweep_shows_every_trial_once() -> None:
+    rows = build_rows([trial(0), trial(1)], [], OUTLINE)
+    assert visible(rows, 4) == rows
+
+
 def test_time_left_counts_what_running_trials_have_done() -> None:
     # 9 trials, 2 finished in 100 s each, one running for 40 s: 7 x 100 - 40
     assert time_left_s([trial(0), trial(1)], [running(2, elapsed_s=40.0)], OUTLINE) == 660.0
@@ -92,7 +111,7 @@ def test_the_table_marks_the_best_trial() -> None:
     screen, output = console(is_terminal=False)
     screen.print(render(build_rows([trial(0)], [], OUTLINE), "caption", OUTLINE))
     assert "* 0" in output.getvalue()
-    assert "peak_memory_ratio" in output.getvalue()
+    assert "max 90 %" in output.getvalue()
 
 
 def test_without_a_terminal_every_event_is_one_line() -> None:
