@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# Lint, types and tests in .venv, which is made when needed. Arguments go to pytest.
+#
+#   bash scripts/test.sh [pytest arguments]    e.g. tests/test_space.py -k empty
+set -euo pipefail
+
+source "$(dirname "${BASH_SOURCE[0]}")/install.sh"
+cd "$ROOT"
+
+install_package "[test]"
+# The tests read the quickstart's model and data.
+"$VENV_BIN/python" scripts/make_demo_assets.py --out demo/tiny
+"$VENV_BIN/ruff" check .
+"$VENV_BIN/mypy"
+"$VENV_BIN/python" -m pytest -q "$@"
