@@ -433,6 +433,16 @@ def test_a_closed_search_leaves_running_trials_for_the_next_run(store: SweepStor
     assert suggest(make_searcher(store)) == {**interrupted, "attempt": 1}
 
 
+def test_all_trials_that_ran_when_the_driver_died_are_continued(store: SweepStore) -> None:
+    before = make_searcher(store, max_concurrent=3)
+    running = [suggest(before, str(index)) for index in range(3)]
+    complete(before, measure(running[1]), "1")
+    after = make_searcher(store, max_concurrent=3)
+    continued = [suggest(after, str(index)) for index in range(3)]
+    assert [suggestion["number"] for suggestion in continued] == [0, 2, 3]
+    assert continued[1] == {**running[2], "attempt": 1}
+
+
 def test_finished_trials_of_earlier_runs_count(store: SweepStore) -> None:
     drive(make_searcher(store, num_trials=4))
     assert [suggestion["number"] for suggestion in drive(make_searcher(store))] == [4, 5]
