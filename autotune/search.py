@@ -215,6 +215,7 @@ class SweepSearcher(Searcher):
             "number": trial.number,
             "attempt": attempt,
             "setting": setting,
+            "params": self._space.active(setting),
             "overrides": self._space.overrides(setting),
         }
 

@@ -1,0 +1,280 @@
+"""One trial: a Tune Trainable that runs a setting of the knobs as a real verl job on its own placement group.
+
+Runs in the trial actor, on bundle 0 of the group; verl runs in a child process and its workers on bundles 1..N. One
+``step()`` is one PPO step and reports a :class:`~autotune.objective.StepRecord`; the last report also holds the
+:class:`~autotune.objective.TrialRecord`. A job that ended well stays alive for the next trial, which restarts it in place
+when only settings of the training engines differ; any failure ends it, and the next trial starts cold.
+"""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import tune
+
+from autotune.config import ConstraintConfig, Sweep, TrialConfig
+from autotune.knobs import KNOBS, Transition
+from autotune.objective import (
+    StepKind,
+    StepRecord,
+    TrialRecord,
+    TrialState,
+    evaluate,
+    summarise,
+)
+from autotune.verl_bridge.launcher import EXITED, VerlProcess
+from autotune.verl_bridge.overrides import format_override
+from autotune.verl_bridge.process import DONE, FAILED, READY, STEP, JobRequest
+
+MUST_BE_FINITE = ("actor/loss", "actor/pg_loss", "actor/grad_norm", "critic/loss", "critic/grad_norm")
+"""verl's metrics whose NaN or infinity means that the setting broke the training."""
+
+_OUT_OF_MEMORY = ("OutOfMemoryError", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+_LOST = ("NodeDiedError", "The node", "NodeDied", "No space left on device", "ActorUnavailableError", "ActorDiedError")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialSpec:
+    """What all trials of a sweep share."""
+
+    config_name: str
+    base_overrides: tuple[str, ...]
+    device: str
+    num_ranks: int
+    protocol: TrialConfig
+    constraints: tuple[ConstraintConfig, ...]
+    has_critic: bool
+    log_folder: Path
+
+    @staticmethod
+    def of(sweep: Sweep, log_folder: Path) -> "TrialSpec":
+        resources = sweep.config.resources
+        return TrialSpec(
+            config_name=sweep.config.base.config_name,
+            base_overrides=sweep.base_overrides,
+            device=resources.device,
+            num_ranks=resources.nodes * resources.ranks_per_node,
+            protocol=sweep.config.trial,
+            constraints=tuple(sweep.config.constraints),
+            has_critic=sweep.base_config.algorithm.adv_estimator == "gae",
+            log_folder=log_folder,
+        )
+
+
+def protocol_overrides(protocol: TrialConfig, *, has_critic: bool) -> list[str]:
+    """Return what a trial sets in verl's configuration for its own sake; none of it belongs into production."""
+    values: dict[str, object] = {
+        "trainer.total_training_steps": num_steps(protocol),
+        "trainer.total_epochs": 1_000_000,
+        "trainer.val_before_train": False,
+        "trainer.test_freq": -1,
+        "trainer.save_freq": -1,
+        "trainer.resume_mode": "disable",
+        "trainer.rollout_data_dir": None,
+        "trainer.logger": ["console"],
+        "data.seed": protocol.seed,
+        "actor_rollout_ref.actor.data_loader_seed": protocol.seed,
+        "actor_rollout_ref.rollout.seed": protocol.seed,
+    }
+    if has_critic:
+        values["critic.data_loader_seed"] = protocol.seed
+    return [format_override(key, value) for key, value in values.items()]
+
+
+def num_steps(protocol: TrialConfig) -> int:
+    """PPO steps of one trial."""
+    return protocol.warmup_steps + protocol.measured_steps + protocol.profiled_steps
+
+
+def kind_of_step(step: int, protocol: TrialConfig) -> StepKind:
+    """Return what the job's step (1 is the first) is used for."""
+    if step <= protocol.warmup_steps:
+        return StepKind.WARMUP
+    if step <= protocol.warmup_steps + protocol.measured_steps:
+        return StepKind.MEASURED
+    return StepKind.PROFILED
+
+
+def classify(causes: Sequence[str]) -> TrialState:
+    """Return the state of a job that broke, from its chain of exceptions as ``Type: message``."""
+    text = "\n".join(causes)
+    if any(mark in text for mark in _OUT_OF_MEMORY):
+        return TrialState.OUT_OF_MEMORY
+    if any(mark in text for mark in _LOST):
+        return TrialState.INFRASTRUCTURE
+    return TrialState.CRASH
+
+
+class _Ended(Exception):
+    """The trial ended before its last step."""
+
+    def __init__(self, state: TrialState, cause: str) -> None:
+        super().__init__(cause)
+        self.state = state
+        self.cause = cause
+
+
+class VerlTrial(tune.Trainable):
+    """The Trainable; its configuration is what :meth:`autotune.search.SweepSearcher.suggest` returns."""
+
+    def setup(self, config: dict[str, Any], spec: TrialSpec | None = None) -> None:
+        assert spec is not None
+        self._spec = spec
+        self._process: VerlProcess | None = None
+        self._running_setting: dict[str, Any] | None = None
+        self._begin(config)
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        """Take the next setting; always possible, since a job that cannot be restarted in place is replaced."""
+        self._begin(new_config)
+        return True
+
+    def cleanup(self) -> None:
+        """End the job; called by Tune when the actor is stopped for good."""
+        self._end_job()
+
+    def step(self) -> dict[str, Any]:
+        """Run one PPO step and report it; the last report also holds the trial's record."""
+        try:
+            if not self._steps:
+                self._await_ready()
+            record = self._await_step()
+        except _Ended as ended:
+            self._end_job()
+            return {"done": True, "record": self._record(ended.state, ended.cause).to_dict()}
+        self._steps.append(record)
+        result: dict[str, Any] = {"done": False, "step_record": record.to_dict()}
+        if len(self._steps) == num_steps(self._spec.protocol):
+            self._job_is_idle = True
+            result |= {"done": True, "record": self._record(TrialState.COMPLETE, "").to_dict()}
+        return result
+
+    # The job.
+
+    def _begin(self, config: dict[str, Any]) -> None:
+        self._config = config
+        self._steps: list[StepRecord] = []
+        self._startup_s: float | None = None
+        self._started_at = _now()
+        self._started_s = time.monotonic()
+        if not self._can_restart(config["setting"]):
+            self._end_job()
+        self._job_is_idle = False
+        if self._process is None:
+            self._process = self._launch()
+        self._running_setting = dict(config["setting"])
+        protocol = self._spec.protocol
+        self._process.submit(
+            JobRequest(
+                config_name=self._spec.config_name,
+                overrides=[
+                    *self._spec.base_overrides,
+                    *config["overrides"],
+                    *protocol_overrides(protocol, has_critic=self._spec.has_critic),
+                ],
+                device=self._spec.device,
+                profiled_steps=[
+                    step
+                    for step in range(1, num_steps(protocol) + 1)
+                    if kind_of_step(step, protocol) is StepKind.PROFILED
+                ],
+            )
+        )
+
+    def _launch(self) -> VerlProcess:
+        group = ray.util.get_current_placement_group()
+        return VerlProcess(
+            address=ray.get_runtime_context().gcs_address,
+            placement_group_id=group.id.hex(),
+            log_path=self._spec.log_folder / f"trial_{self._config['number']:04d}.log",
+        )
+
+    def _can_restart(self, setting: dict[str, Any]) -> bool:
+        if self._process is None or not self._process.is_alive() or not self._job_is_idle:
+            return False
+        assert self._running_setting is not None
+        changed = [name for name, value in setting.items() if self._running_setting[name] != value]
+        return all(KNOBS[name].transition in (Transition.HOT, Transition.ENGINE) for name in changed)
+
+    def _end_job(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+        self._process = None
+        self._running_setting = None
+
+    # Events of the job.
+
+    def _await_ready(self) -> None:
+        self._await(READY, self._spec.protocol.startup_timeout_s, "did not begin its first step")
+        self._startup_s = time.monotonic() - self._started_s
+
+    def _await_step(self) -> StepRecord:
+        event = self._await(STEP, self._spec.protocol.step_timeout_s, "finished no step")
+        record = StepRecord(
+            number=self._config["number"],
+            attempt=self._config["attempt"],
+            step=event["step"],
+            kind=kind_of_step(event["step"], self._spec.protocol),
+            metrics=event["metrics"],
+            absent=event["absent"],
+        )
+        for key in MUST_BE_FINITE:
+            value = event["metrics"].get(key)
+            if value is not None and not math.isfinite(value):
+                raise _Ended(TrialState.NAN, f"{key} is {value} in step {event['step']}")
+        if len(self._steps) + 1 == num_steps(self._spec.protocol):
+            self._await(DONE, self._spec.protocol.step_timeout_s, "did not end after its last step")
+        return record
+
+    def _await(self, kind: str, timeout_s: float, what: str) -> dict[str, Any]:
+        assert self._process is not None
+        event = self._process.next_event(timeout_s)
+        if event is None:
+            raise _Ended(TrialState.HANG, f"the job {what} for {timeout_s:g} s")
+        if event["kind"] == FAILED:
+            raise _Ended(classify(event["causes"]), _first_line(event["causes"]))
+        if event["kind"] == EXITED:
+            killed = event["returncode"] == -9
+            raise _Ended(
+                TrialState.INFRASTRUCTURE if killed else TrialState.CRASH,
+                f"the verl process ended with code {event['returncode']}",
+            )
+        assert event["kind"] == kind, event
+        return event
+
+    # The record.
+
+    def _record(self, state: TrialState, cause: str) -> TrialRecord:
+        gpu_seconds = self._spec.num_ranks * (time.monotonic() - self._started_s)
+        metrics, absent = summarise(self._steps, startup_s=self._startup_s, gpu_seconds=gpu_seconds)
+        violations, satisfied = evaluate(metrics, self._spec.constraints)
+        return TrialRecord(
+            number=self._config["number"],
+            state=state,
+            params=self._config["params"],
+            setting=self._config["setting"],
+            overrides=self._config["overrides"],
+            metrics=metrics,
+            absent=absent,
+            violations=violations,
+            feasible=satisfied and state is TrialState.COMPLETE,
+            cause=cause,
+            started_at=self._started_at,
+            ended_at=_now(),
+            retries=0,
+        )
+
+
+def _first_line(causes: Sequence[str]) -> str:
+    """The innermost exception, without its traceback."""
+    lines = [line for line in causes[-1].splitlines() if line.strip()] if causes else []
+    return lines[0][:500] if lines else "no cause was reported"
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")

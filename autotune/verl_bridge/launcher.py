@@ -1,0 +1,89 @@
+"""Starting, driving and ending the trial's verl process from outside.
+
+Runs in the trial actor. Holds one child process and its two pipes; knows nothing of Tune or of metrics. The child's
+output goes to a log file.
+"""
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from autotune.verl_bridge.process import JobRequest
+
+EXITED = "exited"
+"""Kind of the last event: the child is gone; ``returncode`` says how."""
+
+
+class VerlProcess:
+    """One child process that runs verl.
+
+    Args:
+        address: Ray cluster to join, ``host:port`` of its GCS.
+        placement_group_id: Hexadecimal id of the trial's placement group.
+        log_path: File that gets everything the job prints, appended.
+    """
+
+    def __init__(self, *, address: str, placement_group_id: str, log_path: Path) -> None:
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+        read_fd, write_fd = os.pipe()
+        with log_path.open("ab") as log:
+            self._child = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "autotune.verl_bridge.process",
+                    address,
+                    placement_group_id,
+                    str(write_fd),
+                ],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                pass_fds=(write_fd,),
+                start_new_session=True,
+            )
+        os.close(write_fd)
+        self._events: queue.Queue[dict[str, Any]] = queue.Queue()
+        threading.Thread(target=self._read_events, args=(read_fd,), daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    def is_alive(self) -> bool:
+        return self._child.poll() is None
+
+    def submit(self, request: JobRequest) -> None:
+        """Have the child run a setting; a child that is gone says so with its next event."""
+        assert self._child.stdin is not None
+        try:
+            self._child.stdin.write(request.to_json().encode() + b"\n")
+            self._child.stdin.flush()
+        except BrokenPipeError:
+            return
+
+    def next_event(self, timeout_s: float) -> dict[str, Any] | None:
+        """Return the next event, or None when none came in time."""
+        try:
+            return self._events.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+
+    def kill(self) -> None:
+        """End the child and all of its children at once; Ray then frees every actor of the job."""
+        if self.is_alive():
+            os.killpg(self._child.pid, signal.SIGKILL)
+        self._child.wait()
+
+    def _read_events(self, read_fd: int) -> None:
+        with os.fdopen(read_fd, encoding="utf-8") as stream:
+            for line in stream:
+                if line.endswith("\n"):
+                    self._events.put(json.loads(line))
+        self._events.put({"kind": EXITED, "returncode": self._child.wait()})

@@ -1,0 +1,195 @@
+"""The trial's verl process: a Ray driver of its own that runs verl's trainer for one setting after another.
+
+Started by the trial actor as ``python -m autotune.verl_bridge.process ADDRESS PLACEMENT_GROUP_ID EVENTS_FD``. A process
+of its own contains crashes and leaked state, and its death frees every actor of the job at once. It reads one JSON line
+for each setting from standard input (see :class:`JobRequest`), writes one JSON line for each event to EVENTS_FD, and
+everything that verl prints to standard output. When standard input closes, because the trial ended or its actor died,
+it exits at once.
+"""
+
+import dataclasses
+import json
+import os
+import queue
+import sys
+import threading
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from autotune.verl_bridge.trainer import TrialTrainer
+
+READY, STEP, DONE, FAILED = "ready", "step", "done", "failed"
+"""Kinds of events: the job is about to run its first step; a step ended; all steps ended; the job broke."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobRequest:
+    """One setting to run."""
+
+    config_name: str
+    overrides: list[str]
+    """All Hydra overrides of the job, the trial's protocol included."""
+    device: str
+    profiled_steps: list[int]
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self))
+
+
+class _Events:
+    """Writes events to the trial actor."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def send(self, kind: str, **fields: Any) -> None:
+        self._stream.write(json.dumps({"kind": kind, **fields}) + "\n")
+        self._stream.flush()
+
+    def send_step(self, step: int, metrics: Mapping[str, Any], absent: Mapping[str, str]) -> None:
+        self.send(STEP, step=step, metrics=dict(metrics), absent=dict(absent))
+
+
+class Job:
+    """A live verl job: started with the first setting, restarted in place with every other one."""
+
+    def __init__(self, address: str, placement_group_id: str, events: _Events) -> None:
+        self._address = address
+        self._placement_group_id = placement_group_id
+        self._events = events
+        self._runner: Any = None
+
+    def run(self, request: JobRequest) -> None:
+        """Run one setting to its last step."""
+        from autotune.verl_bridge.overrides import compose_base
+
+        config = compose_base(request.config_name, request.overrides)
+        if self._runner is None:
+            self._connect(config)
+            self._start(config, request)
+        else:
+            self._resolve(config)
+            self._runner.config = config
+            trainer: TrialTrainer = self._runner.trainer
+            trainer.set_profiled_steps(request.profiled_steps)
+            trainer.restart(config)
+        self._events.send(READY)
+        self._runner.trainer.fit(self._runner.agent_loop_manager)
+        self._events.send(DONE)
+
+    def _connect(self, config: Any) -> None:
+        """Join the cluster as verl's ``run_ppo`` does, with the job's own environment and TransferQueue."""
+        from omegaconf import OmegaConf
+
+        from autotune.verl_bridge.plugin import TRANSFER_QUEUE_NAMESPACE_ENV
+
+        ray_init = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
+        assert isinstance(ray_init, dict)
+        given = ray_init.get("runtime_env") or {}
+        # The trainer runs in this process, so it needs the variables that verl gives to its actors.
+        os.environ.update(given.get("env_vars") or {})
+        os.environ[TRANSFER_QUEUE_NAMESPACE_ENV] = f"transfer_queue_{self._placement_group_id}"
+
+        import ray
+        from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
+
+        runtime_env = OmegaConf.to_container(OmegaConf.merge(get_ppo_ray_runtime_env(config), given))
+        assert isinstance(runtime_env, dict)
+        runtime_env.setdefault("env_vars", {}).update(
+            {
+                "TRANSFER_QUEUE_ENABLE": "1",
+                TRANSFER_QUEUE_NAMESPACE_ENV: os.environ[TRANSFER_QUEUE_NAMESPACE_ENV],
+            }
+        )
+        ray.init(address=self._address, runtime_env=runtime_env, log_to_driver=True)
+
+    def _start(self, config: Any, request: JobRequest) -> None:
+        """Build the job as verl's ``TaskRunnerV1.run`` does, in this process."""
+        import transfer_queue
+        from ray._raylet import PlacementGroupID
+        from ray.util.placement_group import PlacementGroup
+        from verl.trainer.main_ppo import TaskRunnerV1
+        from verl.utils.logging_utils import configure_verl_logging
+
+        from autotune.errors import TrialStartError
+        from autotune.verl_bridge.plugin import missing_registrations
+        from autotune.verl_bridge.trainer import TrialTrainer
+
+        missing = missing_registrations(request.device)
+        if missing:
+            raise TrialStartError(
+                f"verl does not know {', '.join(missing)}.",
+                "It loads them through its plug-in group 'verl.plugins': set VERL_LOGGING_LEVEL=DEBUG to see why not.",
+            )
+        configure_verl_logging()
+        self._resolve(config)
+        runner = TaskRunnerV1.__ray_actor_class__()
+        runner.config = config
+        transfer_queue.init(config.transfer_queue)
+        runner.trainer = TrialTrainer(
+            config,
+            placement_group=PlacementGroup(PlacementGroupID(bytes.fromhex(self._placement_group_id))),
+            on_step=self._events.send_step,
+            profiled_steps=request.profiled_steps,
+        )
+        runner.trainer.init()
+        runner.init_agent_loop_manager()
+        self._runner = runner
+
+    @staticmethod
+    def _resolve(config: Any) -> None:
+        from omegaconf import OmegaConf, open_dict
+        from verl.trainer.ppo.utils import need_critic, need_reference_policy
+        from verl.utils.config import validate_config
+
+        validate_config(
+            config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config)
+        )
+        with open_dict(config):
+            config.transfer_queue.enable = True
+        OmegaConf.resolve(config)
+
+
+def _read_requests(requests: "queue.Queue[JobRequest]") -> None:
+    """Queue the settings from standard input; its end is the end of this process, whatever runs."""
+    for line in sys.stdin:
+        requests.put(JobRequest(**json.loads(line)))
+    os._exit(0)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run settings until standard input closes or one of them fails."""
+    address, placement_group_id, events_fd = arguments
+    events = _Events(os.fdopen(int(events_fd), "w", encoding="utf-8"))
+    requests: queue.Queue[JobRequest] = queue.Queue()
+    threading.Thread(target=_read_requests, args=(requests,), daemon=True).start()
+    job = Job(address, placement_group_id, events)
+    while True:
+        request = requests.get()
+        try:
+            job.run(request)
+        except Exception as error:
+            # The process boundary: whatever verl raised is this trial's outcome, told to the trial actor.
+            traceback.print_exc()
+            sys.stdout.flush()
+            events.send(
+                FAILED, causes=[f"{type(cause).__name__}: {cause}" for cause in _chain(error)]
+            )
+            os._exit(1)
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """The error and what caused it, outermost first."""
+    chain: list[BaseException] = []
+    current: BaseException | None = error
+    while current is not None and current not in chain:
+        chain.append(current)
+        current = current.__cause__ or current.__context__
+    return chain
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,183 @@
+"""verl's synchronous trainer inside a trial: on the trial's placement group, measured, restartable with another setting.
+
+Runs in the trial's verl process. The PPO step is verl's own; around it every rank is asked for its measurements, and the
+step's metrics are handed to a callback instead of a logger's backend.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from omegaconf import DictConfig
+from ray.util.placement_group import PlacementGroup
+from verl.single_controller.ray import ResourcePoolManager
+from verl.single_controller.ray.base import SubRayResourcePool
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+from verl.utils.config import omega_conf_to_dataclass
+from verl.workers.config import TrainingWorkerConfig
+from verl.workers.utils.losses import value_loss
+
+from autotune.measure.overlap import step_communication
+from autotune.verl_bridge.trainer_cpu import SyncOnAnyPlatform
+
+FIRST_WORKER_BUNDLE = 1
+"""Bundle 0 of the trial's placement group is the trial actor's own."""
+
+StepCallback = Callable[[int, dict[str, Any], dict[str, str]], None]
+"""Gets the step's number, its metrics, and the reasons for those that are None."""
+
+
+class ExistingGroupManager(ResourcePoolManager):
+    """Places verl's workers on bundles 1..N of a placement group that the trial holds already.
+
+    verl must not reserve again: two reservations deadlock a full cluster.
+    """
+
+    placement_group: PlacementGroup
+
+    def create_resource_pool(self) -> None:
+        first = FIRST_WORKER_BUNDLE
+        for name, process_on_nodes in self.resource_pool_spec.items():
+            num_workers = sum(process_on_nodes)
+            self.resource_pool_dict[name] = SubRayResourcePool(
+                placement_groups=[self.placement_group],
+                start_bundle_index=first,
+                subgroup_world_size=num_workers,
+                process_on_nodes=[self.placement_group.bundle_count],
+                use_gpu=True,
+                max_colocate_count=1,
+                name_prefix=name,
+            )
+            first += num_workers
+
+
+class _MetricsLogger:
+    """A backend of verl's tracker that hands each step on."""
+
+    def __init__(self, trainer: "TrialTrainer") -> None:
+        self._trainer = trainer
+
+    def log(self, data: Mapping[str, Any], step: int) -> None:
+        self._trainer.report(step, data)
+
+
+class TrialTrainer(SyncOnAnyPlatform):
+    """One live verl job that runs settings one after another.
+
+    Args:
+        config: verl's resolved configuration.
+        placement_group: The trial's.
+        on_step: Called after each step.
+        profiled_steps: Numbers of the steps to run under the profiler.
+    """
+
+    def __init__(
+        self,
+        config: DictConfig,
+        *,
+        placement_group: PlacementGroup,
+        on_step: StepCallback,
+        profiled_steps: Sequence[int],
+    ) -> None:
+        super().__init__(config)
+        self._placement_group = placement_group
+        self._on_step = on_step
+        self._profiled_steps = set(profiled_steps)
+
+    def set_profiled_steps(self, profiled_steps: Sequence[int]) -> None:
+        """Name the steps to profile after the next restart."""
+        self._profiled_steps = set(profiled_steps)
+
+    def restart(self, config: DictConfig) -> None:
+        """Put the job back to its first step, with another configuration.
+
+        Weights, optimizer state, random numbers and data position are those of a fresh job; the processes stay. Only
+        configurations that differ in settings of the training engines are allowed: rollout servers, agent loops and
+        reward workers keep theirs.
+        """
+        PPOTrainer.__init__(self, config)
+        self._init_dataloader()
+        self._init_dump_executor()
+        self.checkpoint_manager.sleep_replicas()
+        self.actor_rollout_wg.rebuild(config.actor_rollout_ref)
+        if self.use_critic:
+            self._rebuild_critic()
+        self.global_steps = 0
+        self.on_init_end()
+
+    def _rebuild_critic(self) -> None:
+        # As in verl's PPOTrainer._setup (trainer_base.py, "2. define critic class" and "5. initialize critic").
+        critic = omega_conf_to_dataclass(self.config.critic)
+        critic.engine.infer_max_token_len_per_gpu = critic.ppo_infer_max_token_len_per_gpu
+        critic.engine.max_token_len_per_gpu = critic.ppo_infer_max_token_len_per_gpu
+        self.critic_wg.rebuild(
+            TrainingWorkerConfig(
+                model_type="value_model",
+                model_config=critic.model,
+                engine_config=critic.engine,
+                optimizer_config=critic.optim,
+                checkpoint_config=critic.checkpoint,
+                profiler_config=None,
+            )
+        )
+        self.critic_wg.set_loss_fn(partial(value_loss, config=critic))
+
+    def _init_resource_pool_mgr(self) -> None:
+        from autotune.verl_bridge.workers import TrialActorRolloutRefWorker, TrialTrainingWorker
+
+        super()._init_resource_pool_mgr()
+        self._use_workers(TrialActorRolloutRefWorker, TrialTrainingWorker)
+        manager = self.resource_pool_manager
+        self.resource_pool_manager = ExistingGroupManager(
+            resource_pool_spec=manager.resource_pool_spec, mapping=manager.mapping
+        )
+        self.resource_pool_manager.placement_group = self._placement_group
+
+    def on_train_begin(self) -> None:
+        super().on_train_begin()
+        self.logger.logger["autotune"] = _MetricsLogger(self)
+
+    def on_step_begin(self) -> None:
+        super().on_step_begin()
+        self.actor_rollout_wg.begin_step(self.global_steps in self._profiled_steps)
+
+    def report(self, step: int, data: Mapping[str, Any]) -> None:
+        """Add the ranks' measurements to a step's metrics and hand them on."""
+        ranks = self.actor_rollout_wg.end_step()
+        metrics = {key: float(value) for key, value in data.items() if _is_number(value)}
+        k_nats = [rank["k_nats"] for rank in ranks]
+        metrics["autotune/kl_per_rank"] = k_nats if None not in k_nats else None
+        metrics["autotune/peak_memory_ratio"] = _peak_memory_ratio(ranks, self.config.trainer.device)
+        absent: dict[str, str] = {}
+        if metrics["autotune/kl_per_rank"] is None:
+            absent["autotune/kl_per_rank"] = "a rank had no response token, or the actor was not updated"
+        if step in self._profiled_steps:
+            values, reasons = step_communication(
+                [rank["trace"] for rank in ranks],
+                step_s=metrics["timing_s/step"],
+                weight_sync_s=metrics["timing_s/update_weights"],
+            )
+            metrics.update({f"autotune/{name}": value for name, value in values.items()})
+            absent.update({f"autotune/{name}": reason for name, reason in reasons.items()})
+        self._on_step(step, metrics, absent)
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _peak_memory_ratio(ranks: Sequence[Mapping[str, Any]], device: str) -> float:
+    """Largest share of a device's memory; on the CPU, of a node's memory by all of its ranks together."""
+    if device != "cpu":
+        return max(rank["peak_bytes"] / rank["device_bytes"] for rank in ranks)
+    peak_bytes: dict[str, int] = defaultdict(int)
+    node_bytes: dict[str, int] = {}
+    for rank in ranks:
+        peak_bytes[rank["node_id"]] += rank["peak_bytes"]
+        node_bytes[rank["node_id"]] = rank["device_bytes"]
+    return max(peak_bytes[node] / node_bytes[node] for node in peak_bytes)

@@ -1,0 +1,182 @@
+"""verl's training workers, extended: gloo on the CPU, measurements, and a rebuild with another configuration in place.
+
+Runs in verl's worker processes, one for each rank. The CPU classes only start the process group before verl would (verl's
+backend string names the device "cpu" twice, which torch refuses; utils/distributed.py:89). The trial's classes also
+record k(r,t) of the KL consistency constraint and the peak memory, and can profile a step; what verl computes is untouched.
+"""
+
+import gc
+import os
+from typing import Any
+
+import ray
+import torch
+import torch.distributed as dist
+from verl.plugin.platform import get_platform
+from verl.single_controller.base.decorator import Dispatch, register
+from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
+from verl.workers.utils.padding import no_padding_2_padding
+
+from autotune.measure.kineto import StepProfiler
+
+
+def _init_gloo() -> None:
+    if get_platform().device_name != "cpu" or dist.is_initialized():
+        return
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    dist.init_process_group(
+        backend="gloo",
+        rank=int(os.environ["RANK"]),
+        world_size=int(os.environ["WORLD_SIZE"]),
+        init_method=os.environ.get("DIST_INIT_METHOD"),
+    )
+
+
+class GlooTrainingWorker(TrainingWorker):
+    """verl's worker of one model, on gloo."""
+
+    def __init__(self, config: Any) -> None:
+        _init_gloo()
+        super().__init__(config)
+
+
+class GlooActorRolloutRefWorker(ActorRolloutRefWorker):
+    """verl's worker of actor, rollout and reference, on gloo."""
+
+    actor_worker_cls = GlooTrainingWorker
+    ref_worker_cls = GlooTrainingWorker
+
+
+class _KLConsistency:
+    """The actor's loss function, which also sums old_log_prob - log_prob over the first mini-batch of an update.
+
+    See ``kl_std`` in :mod:`autotune.metrics`. Called by verl once for each micro-batch.
+    """
+
+    def __init__(self, loss_fn: Any, worker: "TrialTrainingWorker") -> None:
+        self._loss_fn = loss_fn
+        self._worker = worker
+        self.reset()
+
+    def reset(self) -> None:
+        self._sum_nats = 0.0
+        self._num_tokens = 0
+
+    def mean_nats(self) -> float | None:
+        """k(r,t), or None when the rank had no response token."""
+        return self._sum_nats / self._num_tokens if self._num_tokens else None
+
+    def __call__(self, model_output: Any, data: Any, dp_group: Any = None) -> Any:
+        if self._worker.num_updates == 0:
+            self._add(model_output, data)
+        return self._loss_fn(model_output=model_output, data=data, dp_group=dp_group)
+
+    @torch.no_grad()
+    def _add(self, model_output: Any, data: Any) -> None:
+        log_prob = no_padding_2_padding(model_output["log_probs"].detach(), data)
+        padded = data.select("response_mask", "old_log_probs").to_padded_tensor()
+        mask = padded["response_mask"].to(bool)
+        difference = (padded["old_log_probs"] - log_prob).masked_fill(~mask, 0.0)
+        self._sum_nats += float(difference.double().sum())
+        self._num_tokens += int(mask.sum())
+
+
+class TrialTrainingWorker(GlooTrainingWorker):
+    """A worker of one model that counts its optimizer steps and can be rebuilt from another configuration."""
+
+    num_updates = 0
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def rebuild(self, config: Any) -> None:
+        """Make the engine anew from ``config`` (verl's TrainingWorkerConfig), as in a fresh process."""
+        groups = _groups_of(self.engine)
+        self.engine = None
+        _free(groups)
+        torch.manual_seed(_DEFAULT_SEED)
+        TrialTrainingWorker.__init__(self, config)
+        self.reset()
+
+    def train_batch(self, data: Any) -> Any:
+        output = super().train_batch(data)
+        self.num_updates += 1
+        return output
+
+
+_DEFAULT_SEED = torch.default_generator.initial_seed()
+"""Where torch's generator starts in a fresh process: a rebuilt engine must begin there too."""
+
+
+class TrialActorRolloutRefWorker(GlooActorRolloutRefWorker):
+    """A worker of actor, rollout and reference that measures."""
+
+    actor_worker_cls = TrialTrainingWorker
+    ref_worker_cls = TrialTrainingWorker
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def init_model(self) -> None:
+        super().init_model()
+        self._consistency = _KLConsistency(self.actor.loss_fn, self.actor)
+        self.actor.set_loss_fn(self._consistency)
+        get_platform().device_module.reset_peak_memory_stats()
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def rebuild(self, config: Any) -> None:
+        """Make actor, reference and rollout adapter anew from ``config`` (the section ``actor_rollout_ref``).
+
+        The process, its process group and its imports stay; weights, optimizer state and random numbers start where a
+        fresh process starts.
+        """
+        groups = _groups_of(self.actor.engine)
+        if self.ref is not None:
+            groups |= _groups_of(self.ref.engine)
+        groups |= set(self.rollout.device_mesh.get_all_groups())
+        self.actor = self.ref = self.rollout = self._consistency = None
+        _free(groups)
+        torch.manual_seed(_DEFAULT_SEED)
+        self.config = config
+        self.init_model()
+
+    def _before_update(self) -> None:
+        self._consistency.reset()
+        self.actor.num_updates = 0
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def begin_step(self, profile: bool) -> None:
+        """Forget the last step's measurements; record this step with the profiler if asked."""
+        self._before_update()
+        self._profiler = StepProfiler(dist.get_rank()) if profile else None
+        if self._profiler is not None:
+            dist.barrier()
+            self._profiler.start()
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def end_step(self) -> dict[str, Any]:
+        """Return this rank's measurements of the step.
+
+        Returns:
+            ``k_nats`` (k(r,t) or None), ``peak_bytes`` and ``device_bytes`` (peak since the model was built, and what
+            the device has), ``node_id``, and ``trace`` (the rank's profiled intervals, or None).
+        """
+        trace = self._profiler.stop() if self._profiler is not None else None
+        self._profiler = None
+        device = get_platform().device_module
+        return {
+            "k_nats": self._consistency.mean_nats(),
+            "peak_bytes": device.max_memory_reserved(),
+            "device_bytes": device.mem_get_info()[1],
+            "node_id": ray.get_runtime_context().get_node_id(),
+            "trace": trace,
+        }
+
+
+def _groups_of(engine: Any) -> set[Any]:
+    meshes = [engine.device_mesh, engine.ulysses_device_mesh]
+    return {group for mesh in meshes if mesh is not None for group in mesh.get_all_groups()}
+
+
+def _free(groups: set[Any]) -> None:
+    """Give back the memory and the process groups of engines that are gone."""
+    gc.collect()
+    get_platform().device_module.empty_cache()
+    for group in groups - {dist.group.WORLD}:
+        dist.destroy_process_group(group)
