@@ -68,11 +68,11 @@ class _Live:
 class SweepSearcher(Searcher):
     """Suggests the baseline, then what the sampler wants, until enough trials have finished.
 
-    A suggestion is ``{"number", "attempt", "setting", "overrides"}``. A trial ends with its record
-    under :data:`RECORD` in its last result; the searcher stores it and tells the study. A trial
-    that ends without one, with an error, or as INFRASTRUCTURE was lost: its setting is suggested
-    again under the same number, and given up after ``max_retries`` losses since this driver
-    started. Trials given up do not count. Not safe for threads; Tune uses one.
+    A suggestion is ``{"number", "attempt", "setting", "params", "overrides"}``. A trial ends with
+    its record under :data:`RECORD` in its last result; the searcher stores it and tells the study.
+    A trial that ends without one, with an error, or as INFRASTRUCTURE was lost: its setting is
+    suggested again under the same number, and given up after more than ``max_retries`` losses since
+    this driver started. Trials given up do not count. Not safe for threads; Tune uses one.
 
     Args:
         space: The valid settings.
@@ -80,7 +80,7 @@ class SweepSearcher(Searcher):
         objective: Metric to optimise, in its own direction.
         constraints: Limits, in the order of the sweep file.
         records: The sweep's store, locked.
-        max_retries: Losses after which a trial is given up.
+        max_retries: Losses of one trial that are made good; one more, and it is given up.
 
     Raises:
         SweepError: Records and study do not belong together, or the journal cannot be read.

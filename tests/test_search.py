@@ -179,6 +179,7 @@ def test_the_baseline_comes_first_and_overrides_nothing(store: SweepStore) -> No
         "number": 0,
         "attempt": 0,
         "setting": {MICRO: 2, SCORING: 2, "reshard_after_forward": True},
+        "params": {MICRO: 2, SCORING: 2, "reshard_after_forward": True},
         "overrides": [],
     }
 
