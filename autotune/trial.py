@@ -6,6 +6,7 @@ Runs in the trial actor, on bundle 0 of the group; verl runs in a child process 
 when only settings of the training engines differ; any failure ends it, and the next trial starts cold.
 """
 
+import json
 import math
 import time
 from collections.abc import Sequence
@@ -146,12 +147,12 @@ class VerlTrial(tune.Trainable):
             record = self._await_step()
         except _Ended as ended:
             self._end_job()
-            return {"done": True, "record": self._record(ended.state, ended.cause).to_dict()}
+            return {"done": True, "record": _text(self._record(ended.state, ended.cause))}
         self._steps.append(record)
-        result: dict[str, Any] = {"done": False, "step_record": record.to_dict()}
+        result: dict[str, Any] = {"done": False, "step_record": _text(record)}
         if len(self._steps) == num_steps(self._spec.protocol):
             self._job_is_idle = True
-            result |= {"done": True, "record": self._record(TrialState.COMPLETE, "").to_dict()}
+            result |= {"done": True, "record": _text(self._record(TrialState.COMPLETE, ""))}
         return result
 
     # The job.
@@ -274,6 +275,11 @@ def _first_line(causes: Sequence[str]) -> str:
     """The innermost exception, without its traceback."""
     lines = [line for line in causes[-1].splitlines() if line.strip()] if causes else []
     return lines[0][:500] if lines else "no cause was reported"
+
+
+def _text(record: StepRecord | TrialRecord) -> str:
+    """A record as one JSON text: Tune would flatten a mapping and choke on its keys."""
+    return json.dumps(record.to_dict())
 
 
 def _now() -> str:

@@ -18,7 +18,6 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.config import TrainingWorkerConfig
 from verl.workers.utils.losses import value_loss
 
-from autotune.measure.overlap import step_communication
 from autotune.verl_bridge.trainer_cpu import SyncOnAnyPlatform
 
 FIRST_WORKER_BUNDLE = 1
@@ -153,6 +152,8 @@ class TrialTrainer(SyncOnAnyPlatform):
         if metrics["autotune/kl_per_rank"] is None:
             absent["autotune/kl_per_rank"] = "a rank had no response token, or the actor was not updated"
         if step in self._profiled_steps:
+            from autotune.measure.overlap import step_communication
+
             values, reasons = step_communication(
                 [rank["trace"] for rank in ranks],
                 step_s=metrics["timing_s/step"],

@@ -17,8 +17,6 @@ from verl.single_controller.base.decorator import Dispatch, register
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 from verl.workers.utils.padding import no_padding_2_padding
 
-from autotune.measure.kineto import StepProfiler
-
 
 def _init_gloo() -> None:
     if get_platform().device_name != "cpu" or dist.is_initialized():
@@ -144,8 +142,11 @@ class TrialActorRolloutRefWorker(GlooActorRolloutRefWorker):
     def begin_step(self, profile: bool) -> None:
         """Forget the last step's measurements; record this step with the profiler if asked."""
         self._before_update()
-        self._profiler = StepProfiler(dist.get_rank()) if profile else None
-        if self._profiler is not None:
+        self._profiler = None
+        if profile:
+            from autotune.measure.kineto import StepProfiler
+
+            self._profiler = StepProfiler(dist.get_rank())
             dist.barrier()
             self._profiler.start()
 
