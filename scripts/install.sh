@@ -15,7 +15,7 @@ unset VIRTUAL_ENV PYTHONHOME PYTHONPATH
 
 find_python() {
   local name
-  for name in python3.12 python3.11 python3 python; do
+  for name in python3.11 python3.12 python3 python; do
     if "$name" -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' \
       >/dev/null 2>&1; then
       command -v "$name"
@@ -51,11 +51,15 @@ install_package() {
   if grep -qx "$wanted" "$VENV/stamps" 2>/dev/null; then
     return
   fi
-  if [[ ! -f "$VENV/stamps" ]]; then
+  if [[ -d "$VENV" && ! -f "$VENV/stamps" ]]; then
+    stop "$VENV was not made by this script: move it away and run this again."
+  fi
+  if [[ ! -x "$VENV_BIN/pip" ]]; then
     require_disk 6
     python="$(find_python)" || exit 2
     echo "Making $VENV with $("$python" --version)"
-    "$python" -m venv --clear "$VENV"
+    mkdir -p "$VENV" && touch "$VENV/stamps"
+    "$python" -m venv "$VENV"
   fi
   echo "Installing (a minute or more; details in $log)"
   "$VENV_BIN/python" -m pip install -c "$ROOT/constraints/cpu.txt" -e "$ROOT$extras" \
