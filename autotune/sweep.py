@@ -6,7 +6,6 @@ left to do, so nothing of Tune's own bookkeeping has to survive.
 """
 
 import contextlib
-import json
 import logging
 import os
 import platform
@@ -20,7 +19,7 @@ import yaml
 
 from autotune.config import ResourcesConfig, Sweep, to_yaml
 from autotune.errors import BadInputError, SweepError
-from autotune.objective import StepRecord, TrialRecord, best_feasible
+from autotune.objective import TrialRecord, best_feasible
 from autotune.report.live import LiveTable
 from autotune.report.text import SweepOutline
 from autotune.store import SweepStore
@@ -184,6 +183,7 @@ def _check_fits(sweep: Sweep, available: Mapping[str, float]) -> None:
 def _tune(sweep: Sweep, store: SweepStore, console: Any) -> SweepResult:
     from ray import tune
 
+    from autotune.progress import Progress
     from autotune.search import SweepSearcher
     from autotune.trial import TrialSpec, VerlTrial
 
@@ -213,7 +213,8 @@ def _tune(sweep: Sweep, store: SweepStore, console: Any) -> SweepResult:
             run_config=tune.RunConfig(
                 name="tune",
                 storage_path=str(store.folder),
-                callbacks=[_progress_callback(store, table)],
+                callbacks=[Progress(store, table)],
+                checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
                 verbose=0,
             ),
         )
@@ -230,34 +231,6 @@ def _tune(sweep: Sweep, store: SweepStore, console: Any) -> SweepResult:
         is_complete=not interrupted and finished >= min(sweep.config.search.num_trials, finished),
         failure=searcher.failure,
     )
-
-
-def _progress_callback(store: SweepStore, table: LiveTable) -> Any:
-    """Return the Tune callback that keeps the steps and moves the table."""
-    from ray.tune import Callback
-
-    class Progress(Callback):  # type: ignore[misc]
-        def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **_info: Any) -> None:
-            table.trial_started(trial.config["number"], trial.config["setting"])
-
-        def on_trial_result(
-            self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **_info: Any
-        ) -> None:
-            if "step_record" in result:
-                step = StepRecord.from_dict(json.loads(result["step_record"]))
-                store.append_step(step)
-                table.step_finished(step)
-            if "record" in result:
-                record = TrialRecord.from_dict(json.loads(result["record"]))
-                if record.state.is_setting_fault:
-                    table.trial_finished(record)
-                else:
-                    table.trial_lost(record.number, record.cause)
-
-        def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **_info: Any) -> None:
-            table.trial_lost(trial.config["number"], "its actor was lost")
-
-    return Progress()
 
 
 def _write_best(sweep: Sweep, store: SweepStore, result: SweepResult) -> None:

@@ -8,6 +8,7 @@ when only settings of the training engines differ; any failure ends it, and the 
 
 import json
 import math
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ from autotune.verl_bridge.process import DONE, FAILED, READY, STEP, JobRequest
 MUST_BE_FINITE = ("actor/loss", "actor/pg_loss", "actor/grad_norm", "critic/loss", "critic/grad_norm")
 """verl's metrics whose NaN or infinity means that the setting broke the training."""
 
+_TERMINAL_CODES = re.compile(r"\x1b\[[0-9;]*m")
 _OUT_OF_MEMORY = ("OutOfMemoryError", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 _LOST = ("NodeDiedError", "The node", "NodeDied", "No space left on device", "ActorUnavailableError", "ActorDiedError")
 
@@ -238,7 +240,7 @@ class VerlTrial(tune.Trainable):
         if event is None:
             raise _Ended(TrialState.HANG, f"the job {what} for {timeout_s:g} s")
         if event["kind"] == FAILED:
-            raise _Ended(classify(event["causes"]), _first_line(event["causes"]))
+            raise _Ended(classify(event["causes"]), _one_line(event["causes"]))
         if event["kind"] == EXITED:
             killed = event["returncode"] == -9
             raise _Ended(
@@ -271,10 +273,12 @@ class VerlTrial(tune.Trainable):
         )
 
 
-def _first_line(causes: Sequence[str]) -> str:
-    """The innermost exception, without its traceback."""
-    lines = [line for line in causes[-1].splitlines() if line.strip()] if causes else []
-    return lines[0][:500] if lines else "no cause was reported"
+def _one_line(causes: Sequence[str]) -> str:
+    """The innermost exception without its traceback, which Ray puts before the message of a task's error."""
+    if not causes:
+        return "no cause was reported"
+    lines = [line for line in _TERMINAL_CODES.sub("", causes[-1]).splitlines() if line.strip()]
+    return (lines[-1] if lines[0].startswith("RayTaskError") else lines[0]).strip()[:500]
 
 
 def _text(record: StepRecord | TrialRecord) -> str:

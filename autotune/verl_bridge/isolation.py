@@ -14,6 +14,9 @@ import ray
 
 from autotune.errors import TrialStartError
 
+TRANSFER_QUEUE_NAMESPACE_ENV = "AUTOTUNE_TRANSFER_QUEUE_NAMESPACE"
+"""Set by a trial's job for all of its processes: the Ray namespace of its own TransferQueue."""
+
 SUPPORTED_VERSIONS = ("0.1.11",)
 _FIXED_NAMESPACE = "transfer_queue"
 

@@ -13,10 +13,11 @@ import os
 
 import wrapt
 
-from autotune.verl_bridge import platform_cpu  # noqa: F401  registers the platform "cpu"
-
-TRANSFER_QUEUE_NAMESPACE_ENV = "AUTOTUNE_TRANSFER_QUEUE_NAMESPACE"
-"""Set by a trial's job for all of its processes: the Ray namespace of its own TransferQueue."""
+from autotune.verl_bridge import platform_cpu  # registers the platform "cpu"
+from autotune.verl_bridge.isolation import (
+    TRANSFER_QUEUE_NAMESPACE_ENV,
+    isolate_transfer_queue,
+)
 
 ROLLOUT_NAME = "hf"
 TRAINER_MODE = "cpu_sync"
@@ -54,8 +55,6 @@ if os.environ.get(TRANSFER_QUEUE_NAMESPACE_ENV):
 
     @wrapt.when_imported("transfer_queue.interface")
     def _isolate_transfer_queue(module: object) -> None:
-        from autotune.verl_bridge.isolation import isolate_transfer_queue
-
         isolate_transfer_queue(module, namespace=os.environ[TRANSFER_QUEUE_NAMESPACE_ENV])
 
 

@@ -84,7 +84,7 @@ class Job:
         """Join the cluster as verl's ``run_ppo`` does, with the job's own environment and TransferQueue."""
         from omegaconf import OmegaConf
 
-        from autotune.verl_bridge.plugin import TRANSFER_QUEUE_NAMESPACE_ENV
+        from autotune.verl_bridge.isolation import TRANSFER_QUEUE_NAMESPACE_ENV
 
         ray_init = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
         assert isinstance(ray_init, dict)

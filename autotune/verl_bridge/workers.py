@@ -131,6 +131,9 @@ class TrialActorRolloutRefWorker(GlooActorRolloutRefWorker):
         self.actor = self.ref = self.rollout = self._consistency = None
         _free(groups)
         torch.manual_seed(_DEFAULT_SEED)
+        # init_model registers its meshes once more, which verl refuses (single_controller/base/worker.py:157).
+        self._Worker__dispatch_dp_rank.clear()
+        self._Worker__collect_dp_rank.clear()
         self.config = config
         self.init_model()
 

@@ -1,0 +1,48 @@
+"""The Tune callback that keeps the steps of running trials and moves the live table.
+
+Runs in the driver. Trial records are not its business: the Searcher stores those before it uses them.
+"""
+
+import json
+from typing import Any
+
+from ray.tune import Callback
+
+from autotune.objective import StepRecord, TrialRecord
+from autotune.report.live import LiveTable
+from autotune.store import SweepStore
+
+
+class Progress(Callback):  # type: ignore[misc]
+    """Hands Tune's events on."""
+
+    def __init__(self, store: SweepStore, table: LiveTable) -> None:
+        self._store = store
+        self._table = table
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Tune pickles its configuration for Tuner.restore, which we never call: our records are what a sweep resumes from.
+        return {}
+
+    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **_info: Any) -> None:
+        """Show a trial whose job is being started."""
+        self._table.trial_started(trial.config["number"], trial.config["setting"])
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **_info: Any
+    ) -> None:
+        """Keep a step; show it, and the end of its trial."""
+        if "step_record" in result:
+            step = StepRecord.from_dict(json.loads(result["step_record"]))
+            self._store.append_step(step)
+            self._table.step_finished(step)
+        if "record" in result:
+            record = TrialRecord.from_dict(json.loads(result["record"]))
+            if record.state.is_setting_fault:
+                self._table.trial_finished(record)
+            else:
+                self._table.trial_lost(record.number, record.cause)
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **_info: Any) -> None:
+        """Show a trial whose actor was lost."""
+        self._table.trial_lost(trial.config["number"], "its actor was lost")

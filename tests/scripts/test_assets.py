@@ -1,0 +1,82 @@
+"""The quickstart's assets: made once for all tests, by the script itself."""
+
+import json
+import os
+import runpy
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "make_demo_assets.py"
+
+pytestmark = pytest.mark.slow
+
+
+def make(out: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(SCRIPT), "--out", str(out)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+
+
+@pytest.fixture(scope="module")
+def assets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("demo") / "tiny"
+    done = make(out)
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+@pytest.fixture(scope="module")
+def compute_score(assets: Path) -> Callable[[str, str, str], float]:
+    function: Callable[[str, str, str], float] = runpy.run_path(str(assets / "reward.py"))[
+        "compute_score"
+    ]
+    return function
+
+
+def test_model_and_tokenizer_have_one_vocabulary(assets: Path) -> None:
+    vocabulary = json.loads((assets / "model/tokenizer.json").read_text())["model"]["vocab"]
+    config = json.loads((assets / "model/config.json").read_text())
+    assert config["vocab_size"] == len(vocabulary) == 260
+
+
+def test_questions_have_the_right_answer_and_none_is_negative(assets: Path) -> None:
+    rows = pandas.read_parquet(assets / "train.parquet").to_dict("records")
+    assert len(rows) == 256
+    for row in rows:
+        left, sign, right = row["prompt"][0]["content"].removesuffix(" = ?").split()
+        answer = int(left) + int(right) if sign == "+" else int(left) - int(right)
+        assert int(row["reward_model"]["ground_truth"]) == answer >= 0
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [("", 0.0), ("abcd", 0.0), ("ab12", 0.5), ("a 7b", 1.25), ("7", 2.0), ("77", 1.0)],
+)
+def test_reward_is_the_share_of_digits_and_one_for_the_right_number(
+    compute_score: Callable[[str, str, str], float], answer: str, expected: float
+) -> None:
+    assert compute_score("demo/sums", answer, "7") == expected
+
+
+def test_an_unchanged_folder_is_left_as_it_is(assets: Path) -> None:
+    before = os.stat(assets / "model/model.safetensors").st_mtime_ns
+    assert "up to date" in make(assets).stdout
+    assert os.stat(assets / "model/model.safetensors").st_mtime_ns == before
+
+
+def test_the_same_script_makes_the_same_files(assets: Path, tmp_path: Path) -> None:
+    assert make(tmp_path / "again").returncode == 0
+    for name in ("model/model.safetensors", "train.parquet", "test.parquet", "manifest.json"):
+        assert (tmp_path / "again" / name).read_bytes() == (assets / name).read_bytes()
+
+
+def test_a_folder_that_it_did_not_make_is_not_touched(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("keep")
+    done = make(tmp_path)
+    assert done.returncode == 1
+    assert "was not made by this script" in done.stderr
+    assert (tmp_path / "mine.txt").read_text() == "keep"

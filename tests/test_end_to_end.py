@@ -1,0 +1,263 @@
+"""The whole path on this machine: real Ray Tune, real Optuna, real verl on gloo ranks, the real command line.
+
+One sweep of three trials serves most tests; each test of a failure starts its own.
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[1]
+QUICKSTART = ROOT / "search_spaces" / "quickstart_cpu.yaml"
+SEED = 1
+GONE_S = 10
+"""How long after a trial's end its processes may live."""
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+def sweep_command(folder: Path, name: str, *overrides: str, file: Path = QUICKSTART) -> list[str]:
+    return [
+        sys.executable,
+        "-m",
+        "autotune.cli",
+        "sweep",
+        str(file),
+        f"name={name}",
+        f"output_dir={folder}",
+        *overrides,
+    ]
+
+
+@pytest.fixture(scope="module")
+def assets() -> Path:
+    subprocess.run(
+        [sys.executable, "scripts/make_demo_assets.py", "--out", "demo"], cwd=ROOT, check=True
+    )
+    return ROOT / "demo"
+
+
+@pytest.fixture(scope="module")
+def folder(assets: Path) -> Iterator[Path]:
+    # output_dir is kept relative: paths of a sweep file may not leave the current folder.
+    path = Path("sweeps") / f"test_{os.getpid()}"
+    yield path
+    subprocess.run(["rm", "-rf", str(ROOT / path)], check=True)
+
+
+@pytest.fixture(scope="module")
+def finished(folder: Path) -> Path:
+    command = sweep_command(folder, "e2e", "search.num_trials=3", "trial.measured_steps=2")
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=800)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return ROOT / folder / "e2e"
+
+
+def records(sweep: Path, name: str = "trials.jsonl") -> list[dict[str, Any]]:
+    path = sweep / name
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def test_the_baseline_comes_first_and_every_trial_is_kept(finished: Path) -> None:
+    trials = records(finished)
+    assert [trial["number"] for trial in trials] == [0, 1, 2]
+    assert trials[0]["overrides"] == []
+    assert all(trial["state"] == "complete" for trial in trials)
+
+
+def test_every_step_is_kept_with_its_kind(finished: Path) -> None:
+    kinds = [step["kind"] for step in records(finished, "steps.jsonl") if step["number"] == 1]
+    assert kinds == ["warmup", "measured", "measured", "profiled"]
+
+
+def test_constraints_are_real_numbers(finished: Path) -> None:
+    for trial in records(finished):
+        assert 0 <= trial["metrics"]["kl_std"] < 1e-4
+        assert 0 < trial["metrics"]["peak_memory_ratio"] < 1
+        assert 0 <= trial["metrics"]["exposed_comm_ratio"] <= 1
+
+
+def test_the_policy_leaves_the_reference_with_its_first_update(finished: Path) -> None:
+    kl = [
+        step["metrics"]["actor/kl_loss"]
+        for step in records(finished, "steps.jsonl")
+        if step["number"] == 0
+    ]
+    assert kl[0] == pytest.approx(0.0, abs=1e-9)
+    assert all(value > 1e-7 for value in kl[1:])
+
+
+def test_trials_after_the_first_start_in_the_live_job(finished: Path) -> None:
+    startup_s = [trial["metrics"]["startup_s"] for trial in records(finished)]
+    assert len(list((finished / "logs").iterdir())) == 1
+    assert max(startup_s[1:]) < startup_s[0]
+
+
+def run_best(finished: Path, steps: int) -> str:
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "verl.trainer.main_ppo"),
+            *("--config-path", str(finished), "--config-name", "best"),
+            f"trainer.total_training_steps={steps}",
+            f"data.seed={SEED}",
+            f"actor_rollout_ref.actor.data_loader_seed={SEED}",
+            f"actor_rollout_ref.rollout.seed={SEED}",
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env={**os.environ, "RAY_DEDUP_LOGS": "0"},
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout + done.stderr
+
+
+def test_plain_verl_runs_best_yaml_and_computes_what_the_trial_computed(finished: Path) -> None:
+    output = run_best(finished, steps=2)
+    match = re.search(r"# Best feasible .*: trial (\d+),", (finished / "best.yaml").read_text())
+    assert match is not None
+    steps = {
+        step["step"]: step["metrics"]
+        for step in records(finished, "steps.jsonl")
+        if step["number"] == int(match.group(1))
+    }
+    for number in (1, 2):
+        line = next(line for line in output.splitlines() if f"step:{number} -" in line)
+        for key in ("actor/loss", "actor/grad_norm"):
+            found = re.search(rf"{key}:(\S+)", line)
+            assert found is not None, line
+            assert float(found.group(1)) == pytest.approx(steps[number][key], rel=1e-6, abs=1e-9)
+
+
+def test_best_yaml_holds_nothing_of_the_trial_protocol(finished: Path) -> None:
+    best = yaml.safe_load((finished / "best.yaml").read_text())
+    assert "total_training_steps" not in best["trainer"]
+    assert "seed" not in best["data"]
+    assert best["trainer"]["v1"]["trainer_mode"] == "cpu_sync"
+
+
+def test_running_a_finished_sweep_again_runs_nothing(finished: Path, folder: Path) -> None:
+    before = (finished / "trials.jsonl").read_bytes()
+    command = sweep_command(folder, "e2e", "search.num_trials=3", "trial.measured_steps=2")
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert (finished / "trials.jsonl").read_bytes() == before
+
+
+def job_processes() -> list[psutil.Process]:
+    """verl's driver processes and Ray's worker processes of any sweep on this machine."""
+    marks = ("autotune.verl_bridge.process", "ray::")
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        text = " ".join(process.info["cmdline"] or [])
+        if any(mark in text for mark in marks):
+            found.append(process)
+    return found
+
+
+def wait_until_gone() -> list[psutil.Process]:
+    deadline = time.monotonic() + GONE_S
+    while job_processes() and time.monotonic() < deadline:
+        time.sleep(0.5)
+    return job_processes()
+
+
+def wait_for_steps(sweep: Path, count: int, running: subprocess.Popen[bytes]) -> None:
+    while len(records(sweep, "steps.jsonl")) < count:
+        assert running.poll() is None, "the sweep ended early"
+        time.sleep(0.5)
+
+
+def test_a_killed_driver_leaves_nothing_behind_and_the_sweep_goes_on(folder: Path) -> None:
+    overrides = ("search.num_trials=2", "trial.measured_steps=2", "trial.profiled_steps=0")
+    command = sweep_command(folder, "killed", *overrides)
+    sweep = ROOT / folder / "killed"
+    running = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
+    wait_for_steps(sweep, 4, running)
+    kept = records(sweep)
+    running.kill()
+    running.wait()
+    assert [trial["number"] for trial in kept] == [0]
+    assert wait_until_gone() == []
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert [trial["number"] for trial in records(sweep)] == [0, 1]
+    assert records(sweep)[0] == kept[0]
+
+
+def test_two_gae_trials_at_once_survive_the_kill_of_one_job(folder: Path, tmp_path: Path) -> None:
+    content = yaml.safe_load(QUICKSTART.read_text())
+    content["base"]["overrides"] = [
+        override
+        for override in content["base"]["overrides"]
+        if not override.startswith(("algorithm.adv_estimator", "actor_rollout_ref.actor.use_kl_loss"))
+    ] + [
+        "algorithm.adv_estimator=gae",
+        "algorithm.use_kl_in_reward=true",
+        "critic.model.path=demo/tiny/model",
+        "+critic.model.override_config.attn_implementation=sdpa",
+        "critic.model.use_remove_padding=true",
+        "critic.ppo_micro_batch_size_per_gpu=2",
+        "+critic.fsdp.mixed_precision.param_dtype=fp32",
+        "critic.fsdp.use_torch_compile=false",
+        "critic.strategy=fsdp2",
+    ]
+    file = tmp_path / "gae.yaml"
+    file.write_text(yaml.safe_dump(content))
+    overrides = (
+        "search.num_trials=2",
+        "search.max_concurrent=2",
+        "trial.measured_steps=2",
+        "trial.profiled_steps=0",
+    )
+    sweep = ROOT / folder / "gae"
+    running = subprocess.Popen(
+        sweep_command(folder, "gae", *overrides, file=file), cwd=ROOT, stdout=subprocess.DEVNULL
+    )
+    wait_for_steps(sweep, 1, running)
+    job = next(
+        process
+        for process in job_processes()
+        if "autotune.verl_bridge.process" in " ".join(process.cmdline())
+    )
+    os.killpg(job.pid, signal.SIGKILL)
+    assert running.wait(timeout=800) == 0
+    trials = {trial["number"]: trial for trial in records(sweep)}
+    assert {trial["state"] for trial in trials.values()} == {"complete"}
+    assert sum(trial["retries"] for trial in trials.values()) == 1
+    step = records(sweep, "steps.jsonl")[-1]["metrics"]
+    assert step["critic/vf_loss"] > 0
+    assert "actor/reward_kl_penalty" in step
+    assert wait_until_gone() == []
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("knobs.ppo_micro_batch_size_per_gpuu={choices: [1]}", "ppo_micro_batch_size_per_gpu"),
+        ("knobs.ppo_micro_batch_size_per_gpu={choices: [0]}", "choices[0]"),
+        ("knobs.ppo_micro_batch_size_per_gpu={choices: [3, 5]}", "divi"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(change: str, said: str, assets: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "autotune.cli", "sweep", str(QUICKSTART), change, "name=never"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert said in done.stderr and "Traceback" not in done.stderr
+    assert not (ROOT / "sweeps" / "never").exists()
