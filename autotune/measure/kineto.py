@@ -29,7 +29,7 @@ _NCCL_KERNEL = re.compile(r"nccl\w*?Kernel_([A-Za-z]+)")
 _GLOO = "gloo:"
 _NOT_KERNELS = ("Memcpy", "Memset")
 # Operators that only hand a collective to the process group, or wait for one.
-_ENQUEUE = ("c10d::", "_c10d_functional::", "_dtensor::")
+_ENQUEUE = ("c10d::", "_c10d_functional")
 # Spans around other operators.
 _WRAPPERS = ("autograd::", "torch::autograd::")
 _KINDS = {
@@ -38,6 +38,7 @@ _KINDS = {
     "allreduce": Kind.ALL_REDUCE,
     "broadcast": Kind.BROADCAST,
 }
+_REDUCTIONS = (Kind.ALL_REDUCE, Kind.REDUCE_SCATTER)
 
 
 class Event(Protocol):
@@ -52,15 +53,15 @@ class Event(Protocol):
 
 
 class StepProfiler:
-    """Record one step of this rank; `start` then `stop`, once, on the same thread."""
+    """Record one step of this rank: made after the model, `start` then `stop`, on one thread."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
-        activities = [ProfilerActivity.CPU]
-        if torch.cuda.is_available():
-            # Kernels are enough: operators of the CPU would only cost time and memory.
-            activities = [ProfilerActivity.CUDA]
-        self._profile: Any = torch.profiler.profile(activities=activities)
+        # A GPU's kernels are enough: operators of the CPU would only cost time and memory.
+        # A host may have GPUs that this process, which trains on the CPU, has not touched.
+        self._on_gpu = torch.cuda.is_initialized()
+        activity = ProfilerActivity.CUDA if self._on_gpu else ProfilerActivity.CPU
+        self._profile: Any = torch.profiler.profile(activities=[activity])
         self._start_ns = 0
 
     def start(self) -> None:
@@ -70,7 +71,7 @@ class StepProfiler:
 
     def stop(self) -> RankTrace:
         """Wait for the device, end the recording and return what was seen."""
-        if torch.cuda.is_available():
+        if self._on_gpu:
             torch.cuda.synchronize()
         end_ns = time.time_ns()
         self._profile.stop()
@@ -92,8 +93,7 @@ def rank_trace(rank: int, events: Iterable[Event], *, window_us: tuple[float, fl
     on_device: list[Event] = []
     for event in events:
         (on_cpu if event.device_type() == DeviceType.CPU else on_device).append(event)
-    read = _read_device(on_device) if on_device else _read_cpu(on_cpu)
-    collectives, compute = read
+    collectives, compute = _read_device(on_device) if on_device else _read_cpu(on_cpu)
     return RankTrace(
         rank=rank,
         window_us=window_us,
@@ -146,24 +146,12 @@ def _gloo_kinds(gloo: Sequence[Event], enqueued: Sequence[Event]) -> list[Kind]:
     enqueued them come in the same order; where their numbers agree, the operators tell them apart.
     """
     kinds = [_kind(event.name().removeprefix(_GLOO)) for event in sorted(gloo, key=_start_ns)]
-    reductions = [
-        kind
-        for kind in (_enqueued_kind(event.name()) for event in sorted(enqueued, key=_start_ns))
-        if kind in (Kind.ALL_REDUCE, Kind.REDUCE_SCATTER)
-    ]
-    if len(reductions) != sum(kind in (Kind.ALL_REDUCE, Kind.REDUCE_SCATTER) for kind in kinds):
+    operators = [_kind(e.name().partition("::")[2]) for e in sorted(enqueued, key=_start_ns)]
+    reductions = [kind for kind in operators if kind in _REDUCTIONS]
+    if len(reductions) != sum(kind in _REDUCTIONS for kind in kinds):
         return kinds
     real = iter(reductions)
-    return [
-        next(real) if kind in (Kind.ALL_REDUCE, Kind.REDUCE_SCATTER) else kind for kind in kinds
-    ]
-
-
-def _enqueued_kind(name: str) -> Kind | None:
-    """Return the kind of collective an operator of torch's process groups enqueues, if any."""
-    if not name.startswith("c10d::"):
-        return None
-    return _kind(name.removeprefix("c10d::"))
+    return [next(real) if kind in _REDUCTIONS else kind for kind in kinds]
 
 
 def _kind(name: str) -> Kind:

@@ -160,7 +160,7 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> list[RankTrace]:
 
 @pytest.mark.slow
 def test_the_collectives_of_an_fsdp2_step_are_all_found(traces: list[RankTrace]) -> None:
-    # One all-gather a layer forward, one backward for all layers but the last, which stays whole.
+    # Each layer is gathered in the forward pass, freed, and gathered again in the backward pass.
     for trace in traces:
         kinds = [collective.kind for collective in trace.collectives]
         assert kinds.count(Kind.ALL_GATHER) == 2 * NUM_LAYERS
