@@ -31,7 +31,7 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 
-REWARD = '''"""Reward of the quickstart: the share of digits in the answer, plus 1 for the right number."""
+REWARD = '''"""Reward: the share of digits in the answer, plus 1 for the right number."""
 
 import re
 

@@ -17,6 +17,7 @@ import runpy
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from make_demo_assets import DemoSettings, build, digest, is_made, write_questions
 
@@ -77,16 +78,15 @@ def greedy_answers(model_dir: Path, prompts: Sequence[list[dict[str, str]]]) -> 
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(model_dir)
-    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
-    answers = []
+    tokenizer: Any = AutoTokenizer.from_pretrained(model_dir)
+    model: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+    answers: list[str] = []
     for prompt in prompts:
-        inputs = tokenizer.apply_chat_template(
-            prompt, add_generation_prompt=True, return_tensors="pt", return_dict=True
-        )
+        text = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False)
+        inputs = tokenizer(text, return_tensors="pt", add_special_tokens=False)
         tokens = model.generate(**inputs, max_new_tokens=MAX_ANSWER_TOKENS, do_sample=False)
-        answer = tokens[0, inputs["input_ids"].shape[1] :]
-        answers.append(tokenizer.decode(answer, skip_special_tokens=True))
+        answer = tokens[:, inputs["input_ids"].shape[1] :]
+        answers += tokenizer.batch_decode(answer, skip_special_tokens=True)
     return answers
 
 
