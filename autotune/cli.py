@@ -1,7 +1,7 @@
 """The command ``autotune``: parse, wire, print, exit code.
 
-Runs in the driver. Exit codes: 0 done, 1 failed, 2 bad input, 130 interrupted. Heavy packages are imported by the commands
-that need them, so that ``--help`` answers at once.
+Runs in the driver. Exit codes: 0 done, 1 failed, 2 bad input, 130 interrupted. Heavy packages are
+imported by the commands that need them, so that ``--help`` answers at once.
 """
 
 import argparse

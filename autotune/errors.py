@@ -1,7 +1,8 @@
 """The error family: what may go wrong, said so that the reader knows what to do.
 
-Runs in every process (driver, trial actor, verl worker). Every class holds a message that names the full key and the
-value seen, and a hint that says what is allowed; each also derives from the built-in it refines.
+Runs in every process (driver, trial actor, verl worker). Every class holds a message that names
+the full key and the value seen, and a hint that says what is allowed; each also derives from the
+built-in it refines.
 """
 
 import difflib
@@ -26,7 +27,8 @@ class AutotuneError(Exception):
 
 
 class BadInputError(AutotuneError, ValueError):
-    """The sweep file, the base job or the command line is wrong; nothing was started. Exit code 2."""
+    """The sweep file, the base job or the command line is wrong; nothing was started. Exit code
+    2."""
 
 
 class SweepError(AutotuneError, RuntimeError):
@@ -38,6 +40,7 @@ class TrialStartError(AutotuneError, RuntimeError):
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str:
-    """Return a "did you mean" clause for a misspelt name, or the empty string when nothing is close."""
+    """Return a "did you mean" clause for a misspelt name, or the empty string when nothing is
+    close."""
     matches = difflib.get_close_matches(name, list(allowed), n=1, cutoff=0.6)
     return f"Did you mean '{matches[0]}'?" if matches else ""

@@ -1,8 +1,9 @@
 """The best setting as a verl configuration for production.
 
-Runs in the driver. Writes ``best.yaml``: verl's own configuration by name in its ``defaults`` and, over it, the base job's
-settings and the winner's, nothing else. ``python -m verl.trainer.main_ppo --config-path DIR --config-name best`` runs it.
-The trial protocol's own settings (steps, logging, validation) are not in it.
+Runs in the driver. Writes ``best.yaml``: verl's own configuration by name in its ``defaults`` and,
+over it, the base job's settings and the winner's, nothing else. ``python -m verl.trainer.main_ppo
+--config-path DIR --config-name best`` runs it. The trial protocol's own settings (steps, logging,
+validation) are not in it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,9 @@ from autotune.objective import TrialRecord
 from autotune.verl_bridge.overrides import compose_base, container, overridden_keys
 
 
-def best_yaml(sweep: Sweep, best: TrialRecord, baseline: TrialRecord, versions: Mapping[str, str]) -> str:
+def best_yaml(
+    sweep: Sweep, best: TrialRecord, baseline: TrialRecord, versions: Mapping[str, str]
+) -> str:
     """Return the text of ``best.yaml``.
 
     Args:
@@ -27,8 +30,12 @@ def best_yaml(sweep: Sweep, best: TrialRecord, baseline: TrialRecord, versions: 
     """
     config = compose_base(sweep.config.base.config_name, [*sweep.base_overrides, *best.overrides])
     keys = overridden_keys([*sweep.base_overrides, *best.overrides])
-    body = yaml.safe_dump(_subset(container(config), sorted(keys)), sort_keys=True, default_flow_style=False)
-    header = "\n".join(f"# {line}".rstrip() for line in _provenance(sweep, best, baseline, versions))
+    body = yaml.safe_dump(
+        _subset(container(config), sorted(keys)), sort_keys=True, default_flow_style=False
+    )
+    header = "\n".join(
+        f"# {line}".rstrip() for line in _provenance(sweep, best, baseline, versions)
+    )
     defaults = yaml.safe_dump({"defaults": [sweep.config.base.config_name, "_self_"]})
     search_path = yaml.safe_dump({"hydra": {"searchpath": ["pkg://verl.trainer.config"]}})
     return f"{header}\n\n{defaults}\n{search_path}\n{body}"
@@ -53,7 +60,8 @@ def _provenance(
     objective = sweep.config.objective.metric
     unit = METRICS[objective].unit
     lines = [
-        f"Best feasible setting of the sweep '{sweep.config.name}': trial {best.number}, {best.ended_at}.",
+        f"Best feasible setting of the sweep '{sweep.config.name}': trial {best.number}, "
+        f"{best.ended_at}.",
         f"{objective}: {_number(best, objective)} {unit}; the base job's own settings: "
         f"{_number(baseline, objective)} {unit}.",
         "Measured once in each trial, not yet confirmed by an interleaved comparison.",
@@ -73,8 +81,8 @@ def _provenance(
     resources = sweep.config.resources
     lines += [
         "",
-        f"Ran on {resources.nodes} node(s) x {resources.ranks_per_node} {resources.device} rank(s); "
-        + ", ".join(f"{name} {version}" for name, version in versions.items()),
+        f"Ran on {resources.nodes} node(s) x {resources.ranks_per_node} {resources.device} "
+        "rank(s); " + ", ".join(f"{name} {version}" for name, version in versions.items()),
     ]
     return lines
 

@@ -344,7 +344,8 @@ _ENGINE_KNOBS = (
         unit="ranks",
         keys=_engines("fsdp_size"),
         low=1,
-        transition=Transition.ENGINE,
+        # verl's worker groups keep the old mesh's ranks.
+        transition=Transition.COLD,
         requires=(_FSDP,),
         read=_read_shard_size,
     ),
@@ -361,7 +362,8 @@ _ENGINE_KNOBS = (
             *_engines("ulysses_sequence_parallel_size"),
         ),
         low=1,
-        transition=Transition.ENGINE,
+        # verl's worker groups keep the old mesh's ranks.
+        transition=Transition.COLD,
         requires=(_FSDP,),
         read=_read_sequence_parallel,
     ),
@@ -440,7 +442,8 @@ _ENGINE_KNOBS = (
         meaning="Pack the sequences of a micro-batch without padding.",
         unit="",
         keys=_models("use_remove_padding"),
-        transition=Transition.ENGINE,
+        # verl patches the model's classes for the life of the process.
+        transition=Transition.COLD,
     ),
     Knob(  # _build_module
         name="enable_gradient_checkpointing",
@@ -456,7 +459,8 @@ _ENGINE_KNOBS = (
         meaning="Compute log-probabilities and entropy from hidden states without the full logits.",
         unit="",
         keys=(f"{MODEL}.use_fused_kernels",),
-        transition=Transition.ENGINE,
+        # verl patches the model's classes for the life of the process.
+        transition=Transition.COLD,
         requires=(_FSDP,),
     ),
     Knob(  # _build_module; Liger's kernels are written in Triton
@@ -465,7 +469,8 @@ _ENGINE_KNOBS = (
         meaning="Replace the model's layers by Liger's fused kernels.",
         unit="",
         keys=_models("use_liger"),
-        transition=Transition.ENGINE,
+        # verl patches the model's classes for the life of the process.
+        transition=Transition.COLD,
         requires=(_FSDP, _GPU),
     ),
 )

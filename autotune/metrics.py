@@ -1,7 +1,8 @@
 """The catalogue of every number that a trial stores: name, unit, better direction, definition.
 
-Runs in every process. This is the only place where a metric is defined; reports print these texts. A changed
-definition is a new name, never a silent edit. A number that could not be measured is None with a reason, never 0.
+Runs in every process. This is the only place where a metric is defined; reports print these texts.
+A changed definition is a new name, never a silent edit. A number that could not be measured is
+None with a reason, never 0.
 """
 
 from dataclasses import dataclass
@@ -37,8 +38,9 @@ _ALL = (
         name="throughput_tokens_per_s_per_gpu",
         unit="tokens/s/GPU",
         better=Direction.HIGHER,
-        definition="prompt + response tokens of the step / (step wall time x number of ranks); median over measured "
-        "steps. The step's wall time includes weight sync and leaves out validation and profiled steps.",
+        definition="prompt + response tokens of the step / (step wall time x number of ranks); "
+        "median over measured steps. The step's wall time includes weight sync and "
+        "leaves out validation and profiled steps.",
         absent_when="no measured step finished",
         source="verl perf/throughput",
     ),
@@ -54,7 +56,8 @@ _ALL = (
         name="startup_s",
         unit="s",
         better=Direction.LOWER,
-        definition="wall time from the start of the trial's verl process to the start of its first step",
+        definition="wall time from the start of the trial's verl process to the start of its first"
+        " step",
         absent_when="the job did not reach its first step",
         source="trial clock",
     ),
@@ -62,9 +65,10 @@ _ALL = (
         name="exposed_comm_ratio",
         unit="ratio",
         better=Direction.LOWER,
-        definition="per rank over one profiled step: length of (union of collective intervals minus union of compute "
-        "intervals, waiting for later ranks left out) plus weight-sync time, divided by the step's wall time; "
-        "maximum over ranks, median over profiled steps",
+        definition="per rank over one profiled step: length of (union of collective intervals "
+        "minus union of compute intervals, waiting for later ranks left out) plus "
+        "weight-sync time, divided by the step's wall time; maximum over ranks, median "
+        "over profiled steps",
         absent_when="no step was profiled, or the profiler recorded no events",
         source="PyTorch profiler in verl's workers",
     ),
@@ -72,8 +76,9 @@ _ALL = (
         name="exposed_wait_ratio",
         unit="ratio",
         better=Direction.LOWER,
-        definition="per rank over one profiled step: exposed collective time in which the rank only waits for a later "
-        "one to arrive, divided by the step's wall time; maximum over ranks, median over profiled steps",
+        definition="per rank over one profiled step: exposed collective time in which the rank "
+        "only waits for a later one to arrive, divided by the step's wall time; maximum"
+        " over ranks, median over profiled steps",
         absent_when="as exposed_comm_ratio",
         source="PyTorch profiler in verl's workers",
     ),
@@ -81,8 +86,9 @@ _ALL = (
         name="comm_ratio",
         unit="ratio",
         better=Direction.LOWER,
-        definition="per rank over one profiled step: union of collective intervals (hidden or not, waiting left out) "
-        "plus weight-sync time, divided by the step's wall time; maximum over ranks, median over profiled steps",
+        definition="per rank over one profiled step: union of collective intervals (hidden or not,"
+        " waiting left out) plus weight-sync time, divided by the step's wall time; "
+        "maximum over ranks, median over profiled steps",
         absent_when="as exposed_comm_ratio",
         source="PyTorch profiler in verl's workers",
     ),
@@ -90,8 +96,8 @@ _ALL = (
         name="comm_overlap_ratio",
         unit="ratio",
         better=Direction.HIGHER,
-        definition="1 - exposed collective time / union of collectives, weight sync left out; minimum over ranks, "
-        "median over profiled steps",
+        definition="1 - exposed collective time / union of collectives, weight sync left out; "
+        "minimum over ranks, median over profiled steps",
         absent_when="as exposed_comm_ratio, or there was no communication",
         source="PyTorch profiler in verl's workers",
     ),
@@ -99,7 +105,8 @@ _ALL = (
         name="comm_to_compute_ratio",
         unit="ratio",
         better=Direction.NEITHER,
-        definition="union of collectives / union of compute; maximum over ranks, median over profiled steps",
+        definition="union of collectives / union of compute; maximum over ranks, median over "
+        "profiled steps",
         absent_when="as exposed_comm_ratio, or there was no compute",
         source="PyTorch profiler in verl's workers",
     ),
@@ -107,8 +114,9 @@ _ALL = (
         name="kl_std",
         unit="nats",
         better=Direction.LOWER,
-        definition="k(r,t) = mean over rank r's response tokens in the first mini-batch of measured step t of "
-        "(old_log_prob - log_prob), taken before the policy moves; standard deviation (denominator n) over all (r,t)",
+        definition="k(r,t) = mean over rank r's response tokens in the first mini-batch of "
+        "measured step t of (old_log_prob - log_prob), taken before the policy moves; "
+        "standard deviation (denominator n) over all (r,t)",
         absent_when="no measured step updated the actor",
         source="verl's PPO loss inputs in every worker",
     ),
@@ -124,8 +132,9 @@ _ALL = (
         name="kl_to_reference",
         unit="nats",
         better=Direction.NEITHER,
-        definition="KL of the policy to the reference that verl puts into the loss, or into the reward when the loss "
-        "has none; mean over response tokens, median over measured steps",
+        definition="KL of the policy to the reference that verl puts into the loss, or into the "
+        "reward when the loss has none; mean over response tokens, median over measured"
+        " steps",
         absent_when="the job has no reference policy",
         source="verl actor/kl_loss, actor/reward_kl_penalty",
     ),
@@ -141,8 +150,8 @@ _ALL = (
         name="mfu_ratio",
         unit="ratio",
         better=Direction.HIGHER,
-        definition="model FLOPs of the actor update / (its time x device peak FLOP/s x ranks); median over measured "
-        "steps",
+        definition="model FLOPs of the actor update / (its time x device peak FLOP/s x ranks); "
+        "median over measured steps",
         absent_when="verl knows no peak FLOP/s for the device",
         source="verl perf/mfu/actor",
     ),
@@ -150,8 +159,9 @@ _ALL = (
         name="peak_memory_ratio",
         unit="ratio",
         better=Direction.LOWER,
-        definition="peak reserved bytes of the device / device memory; maximum over ranks and steps. Without an "
-        "accelerator: peak resident set size summed over the node's ranks / memory of the node",
+        definition="peak reserved bytes of the device / device memory; maximum over ranks and "
+        "steps. Without an accelerator: peak resident set size summed over the node's "
+        "ranks / memory of the node",
         absent_when="no step finished",
         source="torch allocator (accelerator), getrusage (CPU)",
     ),
@@ -167,5 +177,15 @@ _ALL = (
 
 METRICS: dict[str, Metric] = {metric.name: metric for metric in _ALL}
 
-PHASES = ("gen", "reward", "old_log_prob", "ref", "values", "adv", "update_critic", "update_actor", "update_weights")
+PHASES = (
+    "gen",
+    "reward",
+    "old_log_prob",
+    "ref",
+    "values",
+    "adv",
+    "update_critic",
+    "update_actor",
+    "update_weights",
+)
 """verl's ``timing_s/*`` phases of one step, in the order in which they run."""

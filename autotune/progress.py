@@ -1,6 +1,7 @@
 """The Tune callback that keeps the steps of running trials and moves the live table.
 
-Runs in the driver. Trial records are not its business: the Searcher stores those before it uses them.
+Runs in the driver. Trial records are not its business: the Searcher stores those before it uses
+them.
 """
 
 import json
@@ -13,7 +14,7 @@ from autotune.report.live import LiveTable
 from autotune.store import SweepStore
 
 
-class Progress(Callback):  # type: ignore[misc]
+class Progress(Callback):
     """Hands Tune's events on."""
 
     def __init__(self, store: SweepStore, table: LiveTable) -> None:
@@ -21,7 +22,8 @@ class Progress(Callback):  # type: ignore[misc]
         self._table = table
 
     def __getstate__(self) -> dict[str, Any]:
-        # Tune pickles its configuration for Tuner.restore, which we never call: our records are what a sweep resumes from.
+        # Tune pickles its configuration for Tuner.restore, which we never call: our records are
+        # what a sweep resumes from.
         return {}
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **_info: Any) -> None:

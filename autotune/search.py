@@ -125,6 +125,11 @@ class SweepSearcher(Searcher):
         """Trials that count: those whose outcome is evidence about their setting."""
         return sum(record.state.is_setting_fault for record in self._finished.values())
 
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is left to try: the budget is used up, or the space."""
+        return not self._live and not self._wants_more()
+
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:  # type: ignore[override]
         """Return the next setting, None to be asked again later, or FINISHED."""
         if self._is_closed or self.failure is not None:

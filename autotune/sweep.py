@@ -1,8 +1,9 @@
 """Building and running a sweep: Ray Tune's Tuner with our Searcher, Trainable and a callback.
 
-Runs in the driver. Keeps everything in the sweep's folder: the resolved configuration, versions, records, the Optuna study,
-logs, ``best.yaml``. A sweep that was interrupted, in whatever way, goes on when it is run again; its records decide what is
-left to do, so nothing of Tune's own bookkeeping has to survive.
+Runs in the driver. Keeps everything in the sweep's folder: the resolved configuration, versions,
+records, the Optuna study, logs, ``best.yaml``. A sweep that was interrupted, in whatever way, goes
+on when it is run again; its records decide what is left to do, so nothing of Tune's own
+bookkeeping has to survive.
 """
 
 import contextlib
@@ -28,11 +29,13 @@ CONFIG_FILE, VERSIONS_FILE, BEST_FILE = "config.yaml", "versions.yaml", "best.ya
 PACKAGES = ("verl-autotune", "verl", "torch", "ray", "optuna", "transformers", "vllm")
 
 _HELPER_CPUS = 4
-"""Logical CPUs that a job's helper actors need besides those of its placement group (TransferQueue's controller, and room
-to create actors in), each TransferQueue storage unit one more."""
+"""Logical CPUs that a job's helper actors need besides those of its placement group
+(TransferQueue's controller, and room to create actors in), each TransferQueue storage unit one
+more."""
 
 _TUNE_ENVIRONMENT = {
-    # Tune's own result files repeat our records; its progress output would fight with the live table.
+    # Tune's own result files repeat our records; its progress output would fight with the live
+    # table.
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "RAY_AIR_NEW_OUTPUT": "0",
     # A failed trial reports a record and no metric.
@@ -133,7 +136,7 @@ def bundles(resources: ResourcesConfig) -> list[dict[str, float]]:
     rank: dict[str, float] = {"CPU": resources.cpus_per_rank}
     if resources.device == "gpu":
         rank["GPU"] = 1
-    return [{"CPU": 1}] + [dict(rank) for _ in range(resources.nodes * resources.ranks_per_node)]
+    return [{"CPU": 1.0}] + [dict(rank) for _ in range(resources.nodes * resources.ranks_per_node)]
 
 
 @contextlib.contextmanager
@@ -143,7 +146,8 @@ def _cluster(sweep: Sweep, address: str | None) -> Iterator[None]:
     import ray
 
     logging.getLogger("ray").setLevel(logging.WARNING)
-    # Worker processes must find this package and start with the same environment, whatever folder they run in.
+    # Worker processes must find this package and start with the same environment, whatever folder
+    # they run in.
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING}
     if address is None:
         needed = sweep.config.search.max_concurrent * _cpus_of_a_trial(sweep)
@@ -200,7 +204,6 @@ def _tune(sweep: Sweep, store: SweepStore, console: Any) -> SweepResult:
         tune.with_parameters(VerlTrial, spec=TrialSpec.of(sweep, store.folder / "logs")),
         tune.PlacementGroupFactory(bundles(resources), strategy=resources.strategy),
     )
-    interrupted = False
     with LiveTable(outline_of(sweep), console, finished=store.read_trials()) as table:
         tuner = tune.Tuner(
             trainable,
@@ -218,18 +221,17 @@ def _tune(sweep: Sweep, store: SweepStore, console: Any) -> SweepResult:
                 verbose=0,
             ),
         )
-        try:
+        with contextlib.suppress(KeyboardInterrupt):
+            # Tune stops its trials at the first Ctrl-C and returns; a second one raises.
             tuner.fit()
-        except KeyboardInterrupt:
-            interrupted = True
+    is_complete = searcher.is_done
     searcher.close()
     records = store.read_trials()
-    finished = sum(record.state.is_setting_fault for record in records)
     return SweepResult(
         records=records,
         best=best_feasible(records, sweep.config.objective.metric),
-        is_complete=not interrupted and finished >= min(sweep.config.search.num_trials, finished),
-        failure=searcher.failure,
+        is_complete=is_complete,
+        failure=searcher.failure or "",
     )
 
 
@@ -239,5 +241,3 @@ def _write_best(sweep: Sweep, store: SweepStore, result: SweepResult) -> None:
     assert result.best is not None
     baseline = next(record for record in result.records if record.number == 0)
     store.write(BEST_FILE, best_yaml(sweep, result.best, baseline, versions()))
-
-

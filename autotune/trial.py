@@ -1,9 +1,11 @@
-"""One trial: a Tune Trainable that runs a setting of the knobs as a real verl job on its own placement group.
+"""One trial: a Tune Trainable that runs a setting of the knobs as a real verl job on its own
+placement group.
 
-Runs in the trial actor, on bundle 0 of the group; verl runs in a child process and its workers on bundles 1..N. One
-``step()`` is one PPO step and reports a :class:`~autotune.objective.StepRecord`; the last report also holds the
-:class:`~autotune.objective.TrialRecord`. A job that ended well stays alive for the next trial, which restarts it in place
-when only settings of the training engines differ; any failure ends it, and the next trial starts cold.
+Runs in the trial actor, on bundle 0 of the group; verl runs in a child process and its workers on
+bundles 1..N. One ``step()`` is one PPO step and reports a :class:`~autotune.objective.StepRecord`;
+the last report also holds the :class:`~autotune.objective.TrialRecord`. A job that ended well
+stays alive for the next trial, which restarts it in place when only settings of the training
+engines differ; any failure ends it, and the next trial starts cold.
 """
 
 import json
@@ -33,12 +35,25 @@ from autotune.verl_bridge.launcher import EXITED, VerlProcess
 from autotune.verl_bridge.overrides import format_override
 from autotune.verl_bridge.process import DONE, FAILED, READY, STEP, JobRequest
 
-MUST_BE_FINITE = ("actor/loss", "actor/pg_loss", "actor/grad_norm", "critic/loss", "critic/grad_norm")
+MUST_BE_FINITE = (
+    "actor/loss",
+    "actor/pg_loss",
+    "actor/grad_norm",
+    "critic/loss",
+    "critic/grad_norm",
+)
 """verl's metrics whose NaN or infinity means that the setting broke the training."""
 
 _TERMINAL_CODES = re.compile(r"\x1b\[[0-9;]*m")
 _OUT_OF_MEMORY = ("OutOfMemoryError", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
-_LOST = ("NodeDiedError", "The node", "NodeDied", "No space left on device", "ActorUnavailableError", "ActorDiedError")
+_LOST = (
+    "NodeDiedError",
+    "The node",
+    "NodeDied",
+    "No space left on device",
+    "ActorUnavailableError",
+    "ActorDiedError",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +85,8 @@ class TrialSpec:
 
 
 def protocol_overrides(protocol: TrialConfig, *, has_critic: bool) -> list[str]:
-    """Return what a trial sets in verl's configuration for its own sake; none of it belongs into production."""
+    """Return what a trial sets in verl's configuration for its own sake; none of it belongs into
+    production."""
     values: dict[str, object] = {
         "trainer.total_training_steps": num_steps(protocol),
         "trainer.total_epochs": 1_000_000,
@@ -123,7 +139,8 @@ class _Ended(Exception):
 
 
 class VerlTrial(tune.Trainable):
-    """The Trainable; its configuration is what :meth:`autotune.search.SweepSearcher.suggest` returns."""
+    """The Trainable; its configuration is what :meth:`autotune.search.SweepSearcher.suggest`
+    returns."""
 
     def setup(self, config: dict[str, Any], spec: TrialSpec | None = None) -> None:
         assert spec is not None
@@ -133,7 +150,8 @@ class VerlTrial(tune.Trainable):
         self._begin(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Take the next setting; always possible, since a job that cannot be restarted in place is replaced."""
+        """Take the next setting; always possible, since a job that cannot be restarted in place is
+        replaced."""
         self._begin(new_config)
         return True
 
@@ -191,6 +209,7 @@ class VerlTrial(tune.Trainable):
 
     def _launch(self) -> VerlProcess:
         group = ray.util.get_current_placement_group()
+        assert group is not None
         return VerlProcess(
             address=ray.get_runtime_context().gcs_address,
             placement_group_id=group.id.hex(),
@@ -202,7 +221,9 @@ class VerlTrial(tune.Trainable):
             return False
         assert self._running_setting is not None
         changed = [name for name, value in setting.items() if self._running_setting[name] != value]
-        return all(KNOBS[name].transition in (Transition.HOT, Transition.ENGINE) for name in changed)
+        return all(
+            KNOBS[name].transition in (Transition.HOT, Transition.ENGINE) for name in changed
+        )
 
     def _end_job(self) -> None:
         if self._process is not None:
@@ -274,7 +295,8 @@ class VerlTrial(tune.Trainable):
 
 
 def _one_line(causes: Sequence[str]) -> str:
-    """The innermost exception without its traceback, which Ray puts before the message of a task's error."""
+    """The innermost exception without its traceback, which Ray puts before the message of a task's
+    error."""
     if not causes:
         return "no cause was reported"
     lines = [line for line in _TERMINAL_CODES.sub("", causes[-1]).splitlines() if line.strip()]

@@ -1,4 +1,5 @@
-"""The whole path on this machine: real Ray Tune, real Optuna, real verl on gloo ranks, the real command line.
+"""The whole path on this machine: real Ray Tune, real Optuna, real verl on gloo ranks, the real
+command line.
 
 One sweep of three trials serves most tests; each test of a failure starts its own.
 """
@@ -202,7 +203,9 @@ def test_two_gae_trials_at_once_survive_the_kill_of_one_job(folder: Path, tmp_pa
     content["base"]["overrides"] = [
         override
         for override in content["base"]["overrides"]
-        if not override.startswith(("algorithm.adv_estimator", "actor_rollout_ref.actor.use_kl_loss"))
+        if not override.startswith(
+            ("algorithm.adv_estimator", "actor_rollout_ref.actor.use_kl_loss")
+        )
     ] + [
         "algorithm.adv_estimator=gae",
         "algorithm.use_kl_in_reward=true",

@@ -1,8 +1,9 @@
 """verl's FSDP engines for the device ``cpu``; verl registers its own for cuda and npu only.
 
-Runs in verl's training workers. Two things differ from the accelerator's engines: the reference is not wrapped with a
-pinned CPU-offload policy (pinning needs an accelerator, and the parameters are on the CPU already), and the critic is
-built with the job's own attention implementation (verl hard-codes flash attention for it).
+Runs in verl's training workers. Two things differ from the accelerator's engines: the reference is
+not wrapped with a pinned CPU-offload policy (pinning needs an accelerator, and the parameters are
+on the CPU already), and the critic is built with the job's own attention implementation (verl
+hard-codes flash attention for it).
 """
 
 import dataclasses
@@ -53,7 +54,7 @@ class CPUFSDPEngineWithValueHead(_NoPinnedOffload, FSDPEngineWithValueHead):
         hf_config.hidden_dropout = "0"
         hf_config.summary_dropout_prob = 0.0
         module = AutoModelForTokenClassification.from_pretrained(
-            model_config.local_path,
+            str(model_config.local_path),
             dtype=dtype,
             config=hf_config,
             attn_implementation=model_config.override_config.get("attn_implementation", "sdpa"),
@@ -66,5 +67,7 @@ class CPUFSDPEngineWithValueHead(_NoPinnedOffload, FSDPEngineWithValueHead):
         )
         module.to(dtype)
         if model_config.enable_gradient_checkpointing:
-            module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            module.gradient_checkpointing_enable(
+                gradient_checkpointing_kwargs={"use_reentrant": False}
+            )
         return module

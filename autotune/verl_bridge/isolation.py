@@ -1,10 +1,11 @@
 """Several verl jobs in one Ray cluster: a TransferQueue of its own for each.
 
-Runs in every process of a trial's verl job. TransferQueue finds its controller by a fixed actor name in a fixed,
-cluster-wide namespace (transfer_queue/interface.py, ``init`` and ``_init_from_existing``): a second job would attach to
-the first one's controller, and the first ``tq.close()`` would kill it for both. There is no setting for it, so this one
-module rebinds the two module attributes through which the interface reaches Ray. It was written for the versions below
-and refuses any other.
+Runs in every process of a trial's verl job. TransferQueue finds its controller by a fixed actor
+name in a fixed, cluster-wide namespace (transfer_queue/interface.py, ``init`` and
+``_init_from_existing``): a second job would attach to the first one's controller, and the first
+``tq.close()`` would kill it for both. There is no setting for it, so this one module rebinds the
+two module attributes through which the interface reaches Ray. It was written for the versions
+below and refuses any other.
 """
 
 from importlib.metadata import version
@@ -31,7 +32,9 @@ class _RayInNamespace:
         return getattr(ray, name)
 
     def get_actor(self, name: str, namespace: str | None = None) -> Any:
-        return ray.get_actor(name, namespace=self._namespace if namespace == _FIXED_NAMESPACE else namespace)
+        return ray.get_actor(
+            name, namespace=self._namespace if namespace == _FIXED_NAMESPACE else namespace
+        )
 
 
 class _ControllerInNamespace:
@@ -44,8 +47,10 @@ class _ControllerInNamespace:
     def options(self, **options: Any) -> Any:
         if options.get("namespace") != _FIXED_NAMESPACE:
             raise TrialStartError(
-                f"TransferQueue {version('TransferQueue')} created its controller with options {options}.",
-                f"Expected namespace='{_FIXED_NAMESPACE}': the isolation of trials does not know this version.",
+                f"TransferQueue {version('TransferQueue')} created its controller with "
+                f"options {options}.",
+                f"Expected namespace='{_FIXED_NAMESPACE}': the isolation of trials does not know "
+                "this version.",
             )
         return self._actor_class.options(**{**options, "namespace": self._namespace})
 
@@ -65,7 +70,11 @@ def isolate_transfer_queue(interface: Any, *, namespace: str) -> None:
         raise TrialStartError(
             f"TransferQueue {installed} is installed; trials in one cluster are kept apart for "
             f"{', '.join(SUPPORTED_VERSIONS)} only.",
-            "Install a supported version: `pip install TransferQueue==" + SUPPORTED_VERSIONS[-1] + "`.",
+            "Install a supported version: `pip install TransferQueue=="
+            + SUPPORTED_VERSIONS[-1]
+            + "`.",
         )
     interface.ray = _RayInNamespace(namespace)
-    interface.TransferQueueController = _ControllerInNamespace(interface.TransferQueueController, namespace)
+    interface.TransferQueueController = _ControllerInNamespace(
+        interface.TransferQueueController, namespace
+    )

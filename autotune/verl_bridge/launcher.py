@@ -1,7 +1,7 @@
 """Starting, driving and ending the trial's verl process from outside.
 
-Runs in the trial actor. Holds one child process and its two pipes; knows nothing of Tune or of metrics. The child's
-output goes to a log file.
+Runs in the trial actor. Holds one child process and its two pipes; knows nothing of Tune or of
+metrics. The child's output goes to a log file.
 """
 
 import json

@@ -1,10 +1,11 @@
-"""verl's platform interface for machines without an accelerator: torch.cpu, gloo, Ray's CPU resource.
+"""verl's platform interface for machines without an accelerator: torch.cpu, gloo, Ray's CPU
+resource.
 
-Runs in every verl process when VERL_PLATFORM=cpu. It never offers itself: a GPU cluster's head node often has no GPU
-either, and verl's trainer there must not mistake it for a CPU job.
+Runs in every verl process when VERL_PLATFORM=cpu. It never offers itself: a GPU cluster's head
+node often has no GPU either, and verl's trainer there must not mistake it for a CPU job.
 
-Memory figures are those of the process: resident set size for "allocated" and "reserved", its high-water mark for the
-peaks (resettable through ``/proc/self/clear_refs``).
+Memory figures are those of the process: resident set size for "allocated" and "reserved", its
+high-water mark for the peaks (resettable through ``/proc/self/clear_refs``).
 """
 
 import types
@@ -42,7 +43,8 @@ def reset_peak_resident_bytes() -> None:
 
 
 class _CPUDeviceModule(types.ModuleType):
-    """torch.cpu plus the memory, device and RNG functions that verl calls on an accelerator's module."""
+    """torch.cpu plus the memory, device and RNG functions that verl calls on an accelerator's
+    module."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch.cpu, name)
@@ -55,7 +57,10 @@ def _device_module() -> types.ModuleType:
         "memory_reserved": lambda *args: _resident_bytes(),
         "max_memory_allocated": lambda *args: peak_resident_bytes(),
         "max_memory_reserved": lambda *args: peak_resident_bytes(),
-        "mem_get_info": lambda *args: (psutil.virtual_memory().available, psutil.virtual_memory().total),
+        "mem_get_info": lambda *args: (
+            psutil.virtual_memory().available,
+            psutil.virtual_memory().total,
+        ),
         "reset_peak_memory_stats": lambda *args: reset_peak_resident_bytes(),
         "empty_cache": lambda *args: None,
         # verl's FLOPs counter has a row of that name (verl/utils/flops_counter.py)
@@ -81,7 +86,8 @@ _DEVICE_MODULE = _device_module()
 
 @PlatformRegistry.register(platform="cpu")
 class PlatformCPU(PlatformBase):
-    """The CPU as verl's device. Every method is verl's interface; see ``verl/plugin/platform/platform_base.py``."""
+    """The CPU as verl's device. Every method is verl's interface; see
+    ``verl/plugin/platform/platform_base.py``."""
 
     @property
     def device_name(self) -> str:

@@ -1,11 +1,12 @@
 """What verl learns from this package: the entry point of the group ``verl.plugins``.
 
-Runs in every process that imports verl, so it imports almost nothing: each registration waits for the verl module that
-it belongs to (a post-import hook), because a process that builds no trainer should not pay for importing one. verl logs
-a plug-in that fails to load at DEBUG only; :func:`missing_registrations` asks verl's registries afterwards.
+Runs in every process that imports verl, so it imports almost nothing: each registration waits for
+the verl module that it belongs to (a post-import hook), because a process that builds no trainer
+should not pay for importing one. verl logs a plug-in that fails to load at DEBUG only;
+:func:`missing_registrations` asks verl's registries afterwards.
 
-Registered here: the platform ``cpu``, FSDP engines for it, the rollout ``hf``, the trainer mode ``cpu_sync``. None of
-them changes what verl does on an accelerator.
+Registered here: the platform ``cpu``, FSDP engines for it, the rollout ``hf``, the trainer mode
+``cpu_sync``. None of them changes what verl does on an accelerator.
 """
 
 import importlib
@@ -41,7 +42,8 @@ def _register_rollout_replica(module: object) -> None:
 
 @wrapt.when_imported("verl.workers.rollout.base")
 def _register_rollout_adapter(module: object) -> None:
-    # verl has no public register function for the worker's side of a rollout (workers/rollout/base.py:89).
+    # verl has no public register function for the worker's side of a rollout
+    # (workers/rollout/base.py:89).
     registry = module._ROLLOUT_REGISTRY  # type: ignore[attr-defined]
     registry[(ROLLOUT_NAME, "async")] = "autotune.verl_bridge.rollout_hf.HFServerAdapter"
 
@@ -59,7 +61,8 @@ if os.environ.get(TRANSFER_QUEUE_NAMESPACE_ENV):
 
 
 def missing_registrations(device: str) -> list[str]:
-    """Ask verl's registries what should be there on ``device`` and is not; empty when all is well."""
+    """Ask verl's registries what should be there on ``device`` and is not; empty when all is
+    well."""
     from verl.plugin.platform.platform_manager import PlatformRegistry, get_platform
     from verl.workers.engine import EngineRegistry
     from verl.workers.rollout.replica import RolloutReplicaRegistry
@@ -67,7 +70,10 @@ def missing_registrations(device: str) -> list[str]:
     if device != "cpu":
         return []
     missing = []
-    if PlatformRegistry.get("cpu") is not platform_cpu.PlatformCPU or get_platform().device_name != "cpu":
+    if (
+        PlatformRegistry.get("cpu") is not platform_cpu.PlatformCPU
+        or get_platform().device_name != "cpu"
+    ):
         missing.append("platform cpu")
     for model_type in ("language_model", "value_model"):
         if "cpu" not in EngineRegistry._engines.get(model_type, {}).get("fsdp2", {}):

@@ -1,9 +1,11 @@
-"""The trial's verl process: a Ray driver of its own that runs verl's trainer for one setting after another.
+"""The trial's verl process: a Ray driver of its own that runs verl's trainer for one setting after
+another.
 
-Started by the trial actor as ``python -m autotune.verl_bridge.process ADDRESS PLACEMENT_GROUP_ID EVENTS_FD``. A process
-of its own contains crashes and leaked state, and its death frees every actor of the job at once. It reads one JSON line
-for each setting from standard input (see :class:`JobRequest`), writes one JSON line for each event to EVENTS_FD, and
-everything that verl prints to standard output. When standard input closes, because the trial ended or its actor died,
+Started by the trial actor as ``python -m autotune.verl_bridge.process ADDRESS PLACEMENT_GROUP_ID
+EVENTS_FD``. A process of its own contains crashes and leaked state, and its death frees every
+actor of the job at once. It reads one JSON line for each setting from standard input (see
+:class:`JobRequest`), writes one JSON line for each event to EVENTS_FD, and everything that verl
+prints to standard output. When standard input closes, because the trial ended or its actor died,
 it exits at once.
 """
 
@@ -22,7 +24,8 @@ if TYPE_CHECKING:
     from autotune.verl_bridge.trainer import TrialTrainer
 
 READY, STEP, DONE, FAILED = "ready", "step", "done", "failed"
-"""Kinds of events: the job is about to run its first step; a step ended; all steps ended; the job broke."""
+"""Kinds of events: the job is about to run its first step; a step ended; all steps ended; the job
+broke."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +84,8 @@ class Job:
         self._events.send(DONE)
 
     def _connect(self, config: Any) -> None:
-        """Join the cluster as verl's ``run_ppo`` does, with the job's own environment and TransferQueue."""
+        """Join the cluster as verl's ``run_ppo`` does, with the job's own environment and
+        TransferQueue."""
         from omegaconf import OmegaConf
 
         from autotune.verl_bridge.isolation import TRANSFER_QUEUE_NAMESPACE_ENV
@@ -96,7 +100,9 @@ class Job:
         import ray
         from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 
-        runtime_env = OmegaConf.to_container(OmegaConf.merge(get_ppo_ray_runtime_env(config), given))
+        runtime_env = OmegaConf.to_container(
+            OmegaConf.merge(get_ppo_ray_runtime_env(config), given)
+        )
         assert isinstance(runtime_env, dict)
         runtime_env.setdefault("env_vars", {}).update(
             {
@@ -122,16 +128,19 @@ class Job:
         if missing:
             raise TrialStartError(
                 f"verl does not know {', '.join(missing)}.",
-                "It loads them through its plug-in group 'verl.plugins': set VERL_LOGGING_LEVEL=DEBUG to see why not.",
+                "It loads them through its plug-in group 'verl.plugins': VERL_LOGGING_LEVEL=DEBUG says why not.",
             )
         configure_verl_logging()
         self._resolve(config)
-        runner = TaskRunnerV1.__ray_actor_class__()
+        task_runner: Any = TaskRunnerV1
+        runner = task_runner.__ray_actor_class__()
         runner.config = config
         transfer_queue.init(config.transfer_queue)
         runner.trainer = TrialTrainer(
             config,
-            placement_group=PlacementGroup(PlacementGroupID(bytes.fromhex(self._placement_group_id))),
+            placement_group=PlacementGroup(
+                PlacementGroupID(bytes.fromhex(self._placement_group_id))
+            ),
             on_step=self._events.send_step,
             profiled_steps=request.profiled_steps,
         )
@@ -146,7 +155,9 @@ class Job:
         from verl.utils.config import validate_config
 
         validate_config(
-            config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config)
+            config=config,
+            use_reference_policy=need_reference_policy(config),
+            use_critic=need_critic(config),
         )
         with open_dict(config):
             config.transfer_queue.enable = True
@@ -172,7 +183,8 @@ def main(arguments: Sequence[str]) -> None:
         try:
             job.run(request)
         except Exception as error:
-            # The process boundary: whatever verl raised is this trial's outcome, told to the trial actor.
+            # The process boundary: whatever verl raised is this trial's outcome, told to the trial
+            # actor.
             traceback.print_exc()
             sys.stdout.flush()
             events.send(

@@ -1,7 +1,9 @@
-"""The rollout ``hf`` as verl sees it: a replica that starts the sampling server and an adapter that feeds it weights.
+"""The rollout ``hf`` as verl sees it: a replica that starts the sampling server and an adapter
+that feeds it weights.
 
-The replica runs in the trainer's process, the adapter in every training worker. One server serves the
-``tensor_model_parallel_size`` ranks of a replica; log-probabilities of server and actor agree to fp32 rounding.
+The replica runs in the trainer's process, the adapter in every training worker. One server serves
+the ``tensor_model_parallel_size`` ranks of a replica; log-probabilities of server and actor agree
+to fp32 rounding.
 """
 
 import os
@@ -57,7 +59,9 @@ def _node_id(_worker: Any) -> str:
 class HFServerAdapter(BaseRollout):
     """Pushes the actor's weights to the replica's server, in buckets."""
 
-    def __init__(self, config: Any, model_config: Any, device_mesh: Any, replica_rank: int = -1) -> None:
+    def __init__(
+        self, config: Any, model_config: Any, device_mesh: Any, replica_rank: int = -1
+    ) -> None:
         super().__init__(config, model_config, device_mesh)
         replica_size = (
             self.config.tensor_model_parallel_size

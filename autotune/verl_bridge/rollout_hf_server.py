@@ -1,10 +1,12 @@
 """The sampling server of the rollout ``hf``: a transformers model in a Ray actor.
 
-Runs in a Ray actor of its own, one for each rollout replica. It imports torch and transformers but not verl, whose
-import would double the start-up. Requests that arrive together are sampled as one left-padded batch.
+Runs in a Ray actor of its own, one for each rollout replica. It imports torch and transformers but
+not verl, whose import would double the start-up. Requests that arrive together are sampled as one
+left-padded batch.
 
-Sampling is reproducible: a request's random numbers depend only on the seed, the weights' version, the prompt and how
-many times this prompt was asked for since those weights arrived, never on which requests shared its batch.
+Sampling is reproducible: a request's random numbers depend only on the seed, the weights' version,
+the prompt and how many times this prompt was asked for since those weights arrived, never on which
+requests shared its batch.
 """
 
 import asyncio
@@ -49,16 +51,22 @@ class _Request:
 
 
 class HFServer:
-    """Samples from a model whose weights the actor pushes; verl calls ``generate``, the adapter ``update_weights``."""
+    """Samples from a model whose weights the actor pushes; verl calls ``generate``, the adapter
+    ``update_weights``."""
 
     def __init__(self, settings: ServerSettings) -> None:
         from transformers import AutoConfig, AutoModelForCausalLM
 
         torch.set_num_threads(settings.num_threads)
         self._settings = settings
-        config = AutoConfig.from_pretrained(settings.model_path, trust_remote_code=settings.trust_remote_code)
+        config = AutoConfig.from_pretrained(
+            settings.model_path, trust_remote_code=settings.trust_remote_code
+        )
         self._model = AutoModelForCausalLM.from_config(
-            config, dtype=torch.float32, attn_implementation="sdpa", trust_remote_code=settings.trust_remote_code
+            config,
+            dtype=torch.float32,
+            attn_implementation="sdpa",
+            trust_remote_code=settings.trust_remote_code,
         ).eval()
         self._tensors = self._model.state_dict()
         eos = config.eos_token_id
@@ -71,7 +79,11 @@ class HFServer:
         self._in_flight = 0
 
     async def generate(
-        self, request_id: str, prompt_ids: list[int], sampling_params: dict[str, Any], **_unused: Any
+        self,
+        request_id: str,
+        prompt_ids: list[int],
+        sampling_params: dict[str, Any],
+        **_unused: Any,
     ) -> HFTokenOutput:
         """Return the sampled response to one prompt."""
         if self._queue is None:
@@ -90,7 +102,11 @@ class HFServer:
         times = self._times_asked[key]
         self._times_asked[key] += 1
         text = f"{self._settings.seed}/{self._version}/{times}/{key}".encode()
-        limit = params.get("max_tokens") or params.get("max_new_tokens") or self._settings.response_length
+        limit = (
+            params.get("max_tokens")
+            or params.get("max_new_tokens")
+            or self._settings.response_length
+        )
         return _Request(
             prompt_ids=prompt_ids,
             temperature=float(params.get("temperature", 1.0)),
@@ -120,7 +136,9 @@ class HFServer:
     def _sample(self, requests: list[_Request]) -> list[HFTokenOutput]:
         # B: requests, T: prompt width, V: vocabulary
         if self._version < 0:
-            raise RuntimeError("the rollout was asked to generate before the actor's weights arrived")
+            raise RuntimeError(
+                "the rollout was asked to generate before the actor's weights arrived"
+            )
         num, width = len(requests), max(len(request.prompt_ids) for request in requests)
         ids_BT = torch.full((num, width), self._pad_id)
         mask_BT = torch.zeros((num, width), dtype=torch.long)
@@ -167,7 +185,8 @@ class HFServer:
     async def update_weights(
         self, named_tensors: list[tuple[str, Any]], is_last: bool, global_steps: int | None
     ) -> None:
-        """Copy tensors into the model; the last call of a synchronisation gives them their version."""
+        """Copy tensors into the model; the last call of a synchronisation gives them their
+        version."""
         await self._drain()
         with torch.no_grad():
             for name, tensor in named_tensors:
@@ -209,7 +228,9 @@ class HFServer:
         """See :meth:`start_profile`."""
 
 
-def _draw(logits_V: torch.Tensor, request: _Request, generator: torch.Generator) -> tuple[int, float]:
+def _draw(
+    logits_V: torch.Tensor, request: _Request, generator: torch.Generator
+) -> tuple[int, float]:
     """Return a token and its log-probability under the temperature, as verl's actor computes it."""
     if request.temperature == 0:
         log_probs_V = torch.log_softmax(logits_V, dim=-1)

@@ -1,7 +1,8 @@
-"""verl's synchronous trainer inside a trial: on the trial's placement group, measured, restartable with another setting.
+"""verl's synchronous trainer inside a trial: on the trial's placement group, measured, restartable
+with another setting.
 
-Runs in the trial's verl process. The PPO step is verl's own; around it every rank is asked for its measurements, and the
-step's metrics are handed to a callback instead of a logger's backend.
+Runs in the trial's verl process. The PPO step is verl's own; around it every rank is asked for its
+measurements, and the step's metrics are handed to a callback instead of a logger's backend.
 """
 
 from collections import defaultdict
@@ -91,9 +92,9 @@ class TrialTrainer(SyncOnAnyPlatform):
     def restart(self, config: DictConfig) -> None:
         """Put the job back to its first step, with another configuration.
 
-        Weights, optimizer state, random numbers and data position are those of a fresh job; the processes stay. Only
-        configurations that differ in settings of the training engines are allowed: rollout servers, agent loops and
-        reward workers keep theirs.
+        Weights, optimizer state, random numbers and data position are those of a fresh job; the
+        processes stay. Only configurations that differ in settings of the training engines are
+        allowed: rollout servers, agent loops and reward workers keep theirs.
         """
         PPOTrainer.__init__(self, config)
         self._init_dataloader()
@@ -106,7 +107,8 @@ class TrialTrainer(SyncOnAnyPlatform):
         self.on_init_end()
 
     def _rebuild_critic(self) -> None:
-        # As in verl's PPOTrainer._setup (trainer_base.py, "2. define critic class" and "5. initialize critic").
+        # As in verl's PPOTrainer._setup (trainer_base.py, "2. define critic class" and "5.
+        # initialize critic").
         critic = omega_conf_to_dataclass(self.config.critic)
         critic.engine.infer_max_token_len_per_gpu = critic.ppo_infer_max_token_len_per_gpu
         critic.engine.max_token_len_per_gpu = critic.ppo_infer_max_token_len_per_gpu
@@ -117,7 +119,7 @@ class TrialTrainer(SyncOnAnyPlatform):
                 engine_config=critic.engine,
                 optimizer_config=critic.optim,
                 checkpoint_config=critic.checkpoint,
-                profiler_config=None,
+                profiler_config=_profiler_config(self.config.critic),
             )
         )
         self.critic_wg.set_loss_fn(partial(value_loss, config=critic))
@@ -135,7 +137,8 @@ class TrialTrainer(SyncOnAnyPlatform):
 
     def on_train_begin(self) -> None:
         super().on_train_begin()
-        self.logger.logger["autotune"] = _MetricsLogger(self)
+        backends: dict[str, Any] = self.logger.logger
+        backends["autotune"] = _MetricsLogger(self)
 
     def on_step_begin(self) -> None:
         super().on_step_begin()
@@ -144,13 +147,19 @@ class TrialTrainer(SyncOnAnyPlatform):
     def report(self, step: int, data: Mapping[str, Any]) -> None:
         """Add the ranks' measurements to a step's metrics and hand them on."""
         ranks = self.actor_rollout_wg.end_step()
-        metrics = {key: float(value) for key, value in data.items() if _is_number(value)}
+        metrics: dict[str, Any] = {
+            key: float(value) for key, value in data.items() if _is_number(value)
+        }
         k_nats = [rank["k_nats"] for rank in ranks]
         metrics["autotune/kl_per_rank"] = k_nats if None not in k_nats else None
-        metrics["autotune/peak_memory_ratio"] = _peak_memory_ratio(ranks, self.config.trainer.device)
+        metrics["autotune/peak_memory_ratio"] = _peak_memory_ratio(
+            ranks, self.config.trainer.device
+        )
         absent: dict[str, str] = {}
         if metrics["autotune/kl_per_rank"] is None:
-            absent["autotune/kl_per_rank"] = "a rank had no response token, or the actor was not updated"
+            absent["autotune/kl_per_rank"] = (
+                "a rank had no response token, or the actor was not updated"
+            )
         if step in self._profiled_steps:
             from autotune.measure.overlap import step_communication
 
@@ -164,6 +173,11 @@ class TrialTrainer(SyncOnAnyPlatform):
         self._on_step(step, metrics, absent)
 
 
+def _profiler_config(role: DictConfig) -> Any:
+    profiler = role.get("profiler", {})
+    return omega_conf_to_dataclass(profiler) if profiler else None
+
+
 def _is_number(value: Any) -> bool:
     try:
         float(value)
@@ -173,7 +187,8 @@ def _is_number(value: Any) -> bool:
 
 
 def _peak_memory_ratio(ranks: Sequence[Mapping[str, Any]], device: str) -> float:
-    """Largest share of a device's memory; on the CPU, of a node's memory by all of its ranks together."""
+    """Largest share of a device's memory; on the CPU, of a node's memory by all of its ranks
+    together."""
     if device != "cpu":
         return max(rank["peak_bytes"] / rank["device_bytes"] for rank in ranks)
     peak_bytes: dict[str, int] = defaultdict(int)

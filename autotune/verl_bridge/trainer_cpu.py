@@ -1,7 +1,8 @@
 """verl's synchronous trainer on CPU workers: ``trainer.v1.trainer_mode=cpu_sync``.
 
-Runs in verl's trainer process, in production as in a trial. It replaces the worker classes by those that start gloo,
-counts no GPUs before it reserves, and polls the rollout more often than every 2 s (steps are that short here).
+Runs in verl's trainer process, in production as in a trial. It replaces the worker classes by
+those that start gloo, counts no GPUs before it reserves, and polls the rollout more often than
+every 2 s (steps are that short here).
 """
 
 from typing import Any
@@ -14,7 +15,8 @@ from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 POLL_INTERVAL_S = 0.05
-"""How often the replay buffer looks for finished responses; verl's 2.0 s is not configurable (replay_buffer.py:144)."""
+"""How often the replay buffer looks for finished responses; verl's 2.0 s is not configurable
+(replay_buffer.py:144)."""
 
 
 class CPUResourcePoolManager(ResourcePoolManager):
@@ -23,7 +25,10 @@ class CPUResourcePoolManager(ResourcePoolManager):
     def create_resource_pool(self) -> None:
         for name, process_on_nodes in self.resource_pool_spec.items():
             self.resource_pool_dict[name] = RayResourcePool(
-                process_on_nodes=process_on_nodes, use_gpu=True, max_colocate_count=1, name_prefix=name
+                process_on_nodes=process_on_nodes,
+                use_gpu=True,
+                max_colocate_count=1,
+                name_prefix=name,
             )
 
 
@@ -40,7 +45,9 @@ class SyncOnAnyPlatform(PPOTrainerSync):
 
     def _use_workers(self, actor_class: type, critic_class: type) -> None:
         for role in self.role_worker_mapping:
-            self.role_worker_mapping[role] = ray.remote(critic_class if role == Role.Critic else actor_class)
+            self.role_worker_mapping[role] = ray.remote(
+                critic_class if role == Role.Critic else actor_class
+            )
 
 
 @register_trainer("cpu_sync")

@@ -1,8 +1,10 @@
-"""verl's training workers, extended: gloo on the CPU, measurements, and a rebuild with another configuration in place.
+"""verl's training workers, extended: gloo on the CPU, measurements, and a rebuild with another
+configuration in place.
 
-Runs in verl's worker processes, one for each rank. The CPU classes only start the process group before verl would (verl's
-backend string names the device "cpu" twice, which torch refuses; utils/distributed.py:89). The trial's classes also
-record k(r,t) of the KL consistency constraint and the peak memory, and can profile a step; what verl computes is untouched.
+Runs in verl's worker processes, one for each rank. The CPU classes only start the process group
+before verl would (verl's backend string names the device "cpu" twice, which torch refuses;
+utils/distributed.py:89). The trial's classes also record k(r,t) of the KL consistency constraint
+and the peak memory, and can profile a step; what verl computes is untouched.
 """
 
 import gc
@@ -16,6 +18,9 @@ from verl.plugin.platform import get_platform
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 from verl.workers.utils.padding import no_padding_2_padding
+
+# verl makes the members of Dispatch at run time.
+_on_all_ranks = register(dispatch_mode=getattr(Dispatch, "ONE_TO_ALL"))
 
 
 def _init_gloo() -> None:
@@ -46,7 +51,8 @@ class GlooActorRolloutRefWorker(ActorRolloutRefWorker):
 
 
 class _KLConsistency:
-    """The actor's loss function, which also sums old_log_prob - log_prob over the first mini-batch of an update.
+    """The actor's loss function, which also sums old_log_prob - log_prob over the first mini-batch
+    of an update.
 
     See ``kl_std`` in :mod:`autotune.metrics`. Called by verl once for each micro-batch.
     """
@@ -80,13 +86,16 @@ class _KLConsistency:
 
 
 class TrialTrainingWorker(GlooTrainingWorker):
-    """A worker of one model that counts its optimizer steps and can be rebuilt from another configuration."""
+    """A worker of one model that counts its optimizer steps and can be rebuilt from another
+    configuration."""
 
+    engine: Any
     num_updates = 0
 
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    @_on_all_ranks
     def rebuild(self, config: Any) -> None:
-        """Make the engine anew from ``config`` (verl's TrainingWorkerConfig), as in a fresh process."""
+        """Make the engine anew from ``config`` (verl's TrainingWorkerConfig), as in a fresh
+        process."""
         groups = _groups_of(self.engine)
         self.engine = None
         _free(groups)
@@ -107,22 +116,31 @@ _DEFAULT_SEED = torch.default_generator.initial_seed()
 class TrialActorRolloutRefWorker(GlooActorRolloutRefWorker):
     """A worker of actor, rollout and reference that measures."""
 
+    actor: Any
+    ref: Any
+    rollout: Any
+    _consistency: Any
+    _profiler: Any
+    _Worker__dispatch_dp_rank: dict[str, int]
+    _Worker__collect_dp_rank: dict[str, bool]
+
     actor_worker_cls = TrialTrainingWorker
     ref_worker_cls = TrialTrainingWorker
 
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    @_on_all_ranks
     def init_model(self) -> None:
         super().init_model()
         self._consistency = _KLConsistency(self.actor.loss_fn, self.actor)
         self.actor.set_loss_fn(self._consistency)
         get_platform().device_module.reset_peak_memory_stats()
 
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    @_on_all_ranks
     def rebuild(self, config: Any) -> None:
-        """Make actor, reference and rollout adapter anew from ``config`` (the section ``actor_rollout_ref``).
+        """Make actor, reference and rollout adapter anew from ``config`` (the section
+        ``actor_rollout_ref``).
 
-        The process, its process group and its imports stay; weights, optimizer state and random numbers start where a
-        fresh process starts.
+        The process, its process group and its imports stay; weights, optimizer state and random
+        numbers start where a fresh process starts.
         """
         groups = _groups_of(self.actor.engine)
         if self.ref is not None:
@@ -131,7 +149,8 @@ class TrialActorRolloutRefWorker(GlooActorRolloutRefWorker):
         self.actor = self.ref = self.rollout = self._consistency = None
         _free(groups)
         torch.manual_seed(_DEFAULT_SEED)
-        # init_model registers its meshes once more, which verl refuses (single_controller/base/worker.py:157).
+        # init_model registers its meshes once more, which verl refuses
+        # (single_controller/base/worker.py:157).
         self._Worker__dispatch_dp_rank.clear()
         self._Worker__collect_dp_rank.clear()
         self.config = config
@@ -141,7 +160,7 @@ class TrialActorRolloutRefWorker(GlooActorRolloutRefWorker):
         self._consistency.reset()
         self.actor.num_updates = 0
 
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    @_on_all_ranks
     def begin_step(self, profile: bool) -> None:
         """Forget the last step's measurements; record this step with the profiler if asked."""
         self._before_update()
@@ -153,13 +172,14 @@ class TrialActorRolloutRefWorker(GlooActorRolloutRefWorker):
             dist.barrier()
             self._profiler.start()
 
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    @_on_all_ranks
     def end_step(self) -> dict[str, Any]:
         """Return this rank's measurements of the step.
 
         Returns:
-            ``k_nats`` (k(r,t) or None), ``peak_bytes`` and ``device_bytes`` (peak since the model was built, and what
-            the device has), ``node_id``, and ``trace`` (the rank's profiled intervals, or None).
+            ``k_nats`` (k(r,t) or None), ``peak_bytes`` and ``device_bytes`` (peak since the model
+            was built, and what the device has), ``node_id``, and ``trace`` (the rank's profiled
+            intervals, or None).
         """
         trace = self._profiler.stop() if self._profiler is not None else None
         self._profiler = None
