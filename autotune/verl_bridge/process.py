@@ -128,7 +128,8 @@ class Job:
         if missing:
             raise TrialStartError(
                 f"verl does not know {', '.join(missing)}.",
-                "It loads them through its plug-in group 'verl.plugins': VERL_LOGGING_LEVEL=DEBUG says why not.",
+                "It loads them through its plug-in group 'verl.plugins'; VERL_LOGGING_LEVEL=DEBUG "
+                "says why not.",
             )
         configure_verl_logging()
         self._resolve(config)

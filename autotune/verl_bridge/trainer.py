@@ -144,6 +144,11 @@ class TrialTrainer(SyncOnAnyPlatform):
         super().on_step_begin()
         self.actor_rollout_wg.begin_step(self.global_steps in self._profiled_steps)
 
+    def on_step_end(self) -> None:
+        if self.global_steps in self._profiled_steps:
+            self.actor_rollout_wg.stop_profiler()
+        super().on_step_end()
+
     def report(self, step: int, data: Mapping[str, Any]) -> None:
         """Add the ranks' measurements to a step's metrics and hand them on."""
         ranks = self.actor_rollout_wg.end_step()
@@ -163,11 +168,14 @@ class TrialTrainer(SyncOnAnyPlatform):
         if step in self._profiled_steps:
             from autotune.measure.overlap import step_communication
 
+            traces = [rank["trace"] for rank in ranks]
+            weight_sync_s = metrics["timing_s/update_weights"]
+            # The step's own timer also holds the profiler's work after the recording.
+            recorded_us = max(trace.window_us[1] - trace.window_us[0] for trace in traces)
             values, reasons = step_communication(
-                [rank["trace"] for rank in ranks],
-                step_s=metrics["timing_s/step"],
-                weight_sync_s=metrics["timing_s/update_weights"],
+                traces, step_s=recorded_us / 1e6 + weight_sync_s, weight_sync_s=weight_sync_s
             )
+            metrics["autotune/profiler_s"] = max(trace.overhead_s for trace in traces)
             metrics.update({f"autotune/{name}": value for name, value in values.items()})
             absent.update({f"autotune/{name}": reason for name, reason in reasons.items()})
         self._on_step(step, metrics, absent)

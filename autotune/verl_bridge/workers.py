@@ -121,6 +121,7 @@ class TrialActorRolloutRefWorker(GlooActorRolloutRefWorker):
     rollout: Any
     _consistency: Any
     _profiler: Any
+    _trace: Any
     _Worker__dispatch_dp_rank: dict[str, int]
     _Worker__collect_dp_rank: dict[str, bool]
 
@@ -164,13 +165,18 @@ class TrialActorRolloutRefWorker(GlooActorRolloutRefWorker):
     def begin_step(self, profile: bool) -> None:
         """Forget the last step's measurements; record this step with the profiler if asked."""
         self._before_update()
-        self._profiler = None
+        self._profiler = self._trace = None
         if profile:
             from autotune.measure.kineto import StepProfiler
 
             self._profiler = StepProfiler(dist.get_rank())
             dist.barrier()
             self._profiler.start()
+
+    @_on_all_ranks
+    def stop_profiler(self) -> None:
+        """End the recording; the weights go to the rollout next, timed as a whole."""
+        self._trace = self._profiler.stop()
 
     @_on_all_ranks
     def end_step(self) -> dict[str, Any]:
@@ -181,15 +187,13 @@ class TrialActorRolloutRefWorker(GlooActorRolloutRefWorker):
             was built, and what the device has), ``node_id``, and ``trace`` (the rank's profiled
             intervals, or None).
         """
-        trace = self._profiler.stop() if self._profiler is not None else None
-        self._profiler = None
         device = get_platform().device_module
         return {
             "k_nats": self._consistency.mean_nats(),
             "peak_bytes": device.max_memory_reserved(),
             "device_bytes": device.mem_get_info()[1],
             "node_id": ray.get_runtime_context().get_node_id(),
-            "trace": trace,
+            "trace": self._trace,
         }
 
 
