@@ -44,7 +44,7 @@ def sweep_command(folder: Path, name: str, *overrides: str, file: Path = QUICKST
 @pytest.fixture(scope="module")
 def assets() -> Path:
     subprocess.run(
-        [sys.executable, "scripts/make_demo_assets.py", "--out", "demo"], cwd=ROOT, check=True
+        [sys.executable, "scripts/make_demo_assets.py", "--out", "demo/tiny"], cwd=ROOT, check=True
     )
     return ROOT / "demo"
 
