@@ -146,6 +146,8 @@ def _cluster(sweep: Sweep, address: str | None) -> Iterator[None]:
     import ray
 
     logging.getLogger("ray").setLevel(logging.WARNING)
+    # It misses Tune's own result files, which are switched off; our records stand for them.
+    logging.getLogger("ray.tune.analysis.experiment_analysis").setLevel(logging.ERROR)
     # Worker processes must find this package and start with the same environment, whatever folder
     # they run in.
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING}
@@ -212,6 +214,8 @@ def _tune(sweep: Sweep, store: SweepStore, console: Any) -> SweepResult:
                 num_samples=-1,
                 max_concurrent_trials=sweep.config.search.max_concurrent,
                 reuse_actors=True,
+                # Tune's own names spell out every override and outgrow the file system's limit.
+                trial_dirname_creator=_folder_of_trial,
             ),
             run_config=tune.RunConfig(
                 name="tune",
@@ -233,6 +237,10 @@ def _tune(sweep: Sweep, store: SweepStore, console: Any) -> SweepResult:
         is_complete=is_complete,
         failure=searcher.failure or "",
     )
+
+
+def _folder_of_trial(trial: Any) -> str:
+    return f"trial_{trial.config['number']:04d}_{trial.trial_id}"
 
 
 def _write_best(sweep: Sweep, store: SweepStore, result: SweepResult) -> None:
