@@ -66,7 +66,6 @@ class TrialSpec:
     num_ranks: int
     protocol: TrialConfig
     constraints: tuple[ConstraintConfig, ...]
-    has_critic: bool
     log_folder: Path
 
     @staticmethod
@@ -79,12 +78,11 @@ class TrialSpec:
             num_ranks=resources.nodes * resources.ranks_per_node,
             protocol=sweep.config.trial,
             constraints=tuple(sweep.config.constraints),
-            has_critic=sweep.base_config.algorithm.adv_estimator == "gae",
             log_folder=log_folder,
         )
 
 
-def protocol_overrides(protocol: TrialConfig, *, has_critic: bool) -> list[str]:
+def protocol_overrides(protocol: TrialConfig) -> list[str]:
     """Return what a trial sets in verl's configuration for its own sake; none of it belongs into
     production."""
     values: dict[str, object] = {
@@ -99,9 +97,8 @@ def protocol_overrides(protocol: TrialConfig, *, has_critic: bool) -> list[str]:
         "data.seed": protocol.seed,
         "actor_rollout_ref.actor.data_loader_seed": protocol.seed,
         "actor_rollout_ref.rollout.seed": protocol.seed,
+        "critic.data_loader_seed": protocol.seed,
     }
-    if has_critic:
-        values["critic.data_loader_seed"] = protocol.seed
     return [format_override(key, value) for key, value in values.items()]
 
 
@@ -196,7 +193,7 @@ class VerlTrial(tune.Trainable):
                 overrides=[
                     *self._spec.base_overrides,
                     *config["overrides"],
-                    *protocol_overrides(protocol, has_critic=self._spec.has_critic),
+                    *protocol_overrides(protocol),
                 ],
                 device=self._spec.device,
                 profiled_steps=[

@@ -26,9 +26,8 @@ def test_steps_are_warmup_then_measured_then_profiled() -> None:
     assert kinds == [StepKind.WARMUP, StepKind.MEASURED, StepKind.MEASURED, StepKind.PROFILED]
 
 
-@pytest.mark.parametrize("has_critic", [True, False])
-def test_the_protocol_is_valid_for_verl(has_critic: bool) -> None:
-    config = compose_base("ppo_trainer", protocol_overrides(PROTOCOL, has_critic=has_critic))
+def test_the_protocol_is_valid_for_verl() -> None:
+    config = compose_base("ppo_trainer", protocol_overrides(PROTOCOL))
     assert config.trainer.total_training_steps == 4
     assert config.data.seed == 7
 

@@ -35,6 +35,8 @@ class CPUResourcePoolManager(ResourcePoolManager):
 class SyncOnAnyPlatform(PPOTrainerSync):
     """Base of the trainers here: the mode ``sync`` under another registered name."""
 
+    resource_pool_manager: ResourcePoolManager
+
     def _build_replay_buffer(self) -> Any:
         # The base class asks `trainer_mode == "sync"` in many places, so the name must be that one.
         self.trainer_mode = "sync"

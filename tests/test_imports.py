@@ -1,0 +1,69 @@
+"""Who may import whom, and that the command line answers without loading anything heavy."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "autotune"
+ROWS: tuple[tuple[str, ...], ...] = (
+    ("errors", "metrics"),
+    (
+        *("config", "domain", "knobs", "space", "yaml_file", "objective", "measure", "models"),
+        *(f"verl_bridge.{name}" for name in ("job", "overrides", "paths", "rules", "schema")),
+    ),
+    ("sampler", "search", "store", "report", "export"),
+    ("verl_bridge",),
+    ("progress", "trial", "sweep"),
+    ("cli",),
+)
+HEAVY = ("ray", "torch", "verl", "transformers", "optuna", "wandb", "hydra", "pandas")
+
+
+def row_of(module: str) -> int:
+    """Row of ``autotune.<module>``; the longest prefix that is listed decides."""
+    parts = module.split(".")
+    for length in range(len(parts), 0, -1):
+        for row, names in enumerate(ROWS):
+            if ".".join(parts[:length]) in names:
+                return row
+    raise AssertionError(f"autotune.{module} has no row: add it to ROWS")
+
+
+def modules() -> dict[str, Path]:
+    return {
+        ".".join(path.relative_to(PACKAGE).with_suffix("").parts): path
+        for path in sorted(PACKAGE.rglob("*.py"))
+        if path.name != "__init__.py"
+    }
+
+
+def imported(path: Path) -> set[str]:
+    """Our modules that a file imports anywhere, without the leading ``autotune.``."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("autotune"):
+            base = (node.module or "").removeprefix("autotune").lstrip(".")
+            for name in node.names:
+                full = f"{base}.{name.name}".lstrip(".")
+                found.add(full if full in modules() else base)
+    return found - {""}
+
+
+@pytest.mark.parametrize("module", modules())
+def test_a_module_imports_only_its_own_row_and_those_above(module: str) -> None:
+    allowed = row_of(module)
+    below = {name for name in imported(modules()[module]) if row_of(name) > allowed}
+    assert below == set()
+
+
+def test_help_loads_nothing_heavy() -> None:
+    code = (
+        "import sys\nfrom autotune.cli import main\n"
+        "try:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
+        f"print([name for name in {HEAVY!r} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
