@@ -40,9 +40,9 @@ _TUNE_ENVIRONMENT = {
     "RAY_AIR_NEW_OUTPUT": "0",
     # A failed trial reports a record and no metric.
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
-    # Ctrl-C stays with us: the Tuner stops the trials and returns.
-    "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
+    # verl runs where the sweep was started, as it would without us.
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
 }
 
 

@@ -4,6 +4,7 @@ command line.
 One sweep of three trials serves most tests; each test of a failure starts its own.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -158,13 +159,14 @@ def test_running_a_finished_sweep_again_runs_nothing(finished: Path, folder: Pat
 
 
 def job_processes() -> list[psutil.Process]:
-    """verl's driver processes and Ray's worker processes of any sweep on this machine."""
+    """verl's driver processes and Ray's worker processes of the sweeps of this checkout."""
     marks = ("autotune.verl_bridge.process", "ray::")
     found = []
-    for process in psutil.process_iter(["cmdline"]):
-        text = " ".join(process.info["cmdline"] or [])
-        if any(mark in text for mark in marks):
-            found.append(process)
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            is_ours = process.cwd() == str(ROOT)
+            if is_ours and any(mark in " ".join(process.cmdline()) for mark in marks):
+                found.append(process)
     return found
 
 
