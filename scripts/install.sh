@@ -40,15 +40,17 @@ require_disk() {
   ((free_gib >= $1)) || stop "Only $free_gib GiB of disk are free at $ROOT, $1 GiB are needed."
 }
 
-stamp_of() {
-  (cd "$ROOT" && cat pyproject.toml constraints/cpu.txt <(echo "$1") | sha256sum | cut -d' ' -f1)
+# What an installation is made from; cksum, because every system has it.
+stamp_of_files() {
+  cat "$ROOT/pyproject.toml" "$ROOT/constraints/cpu.txt" | cksum | tr ' ' '-'
 }
 
 # install_package [EXTRAS]: e.g. install_package "[test]". A finished installation is left as it is.
 install_package() {
-  local extras="${1:-}" python log="$VENV/install.log" started=$SECONDS wanted
-  wanted="$(stamp_of "$extras")"
-  if grep -qx "$wanted" "$VENV/stamps" 2>/dev/null; then
+  local extras="${1:-}" python log="$VENV/install.log" started=$SECONDS files wanted
+  files="$(stamp_of_files)"
+  wanted="$files $extras"
+  if grep -Fqx "$wanted" "$VENV/stamps" 2>/dev/null; then
     return
   fi
   if [[ -d "$VENV" && ! -f "$VENV/stamps" ]]; then
@@ -65,6 +67,8 @@ install_package() {
   "$VENV_BIN/python" -m pip install -c "$ROOT/constraints/cpu.txt" -e "$ROOT$extras" \
     >"$log" 2>&1 </dev/null &
   local pip_pid=$! seen=0 lines
+  # A background process ignores Ctrl-C by itself.
+  trap 'kill "$pip_pid" 2>/dev/null || true; stop "Installation interrupted: run this again to finish it."' INT TERM
   while kill -0 "$pip_pid" 2>/dev/null; do
     sleep 2
     lines=$(grep -c '^Collecting' "$log" 2>/dev/null || true)
@@ -77,6 +81,10 @@ install_package() {
     tail -n 20 "$log" >&2
     stop "Installation failed; everything pip said is in $log."
   fi
-  echo "$wanted" >>"$VENV/stamps"
+  trap - INT TERM
+  # Stamps of other files no longer say what is installed.
+  sed "/^$files /!d" "$VENV/stamps" >"$VENV/stamps.new"
+  echo "$wanted" >>"$VENV/stamps.new"
+  mv "$VENV/stamps.new" "$VENV/stamps"
   echo "Installed in $((SECONDS - started)) s"
 }

@@ -28,7 +28,8 @@ resolve() {
 resolve 3.11 "2.13.*" test >"$work/cpu.txt"
 {
   cat <<'HEADER'
-# Releases that ran together on CPU (Python 3.11 and 3.12): pip install -c constraints/cpu.txt -e .
+# Releases that ran together on CPU with Python 3.11; pip also resolves them on 3.12.
+# pip install -c constraints/cpu.txt -e .
 # Written by scripts/renew_constraints.sh; do not edit.
 # torch names no build, so that pip takes a CPU build where it finds one; the CUDA packages that
 # only a CUDA build of torch asks for are left out.
