@@ -137,10 +137,13 @@ def test_plain_verl_runs_best_yaml_and_computes_what_the_trial_computed(finished
     }
     for number in (1, 2):
         line = next(line for line in output.splitlines() if f"step:{number} -" in line)
-        for key in ("actor/loss", "actor/grad_norm"):
+        # The loss is what is left of terms of size 1, whose fp32 rounding depends on the order in
+        # which answers arrive: its error is held against those terms.
+        for key, tolerance in (("actor/loss", 2e-7), ("actor/grad_norm", 1e-9)):
             found = re.search(rf"{key}:(\S+)", line)
             assert found is not None, line
-            assert float(found.group(1)) == pytest.approx(steps[number][key], rel=1e-6, abs=1e-9)
+            expected = pytest.approx(steps[number][key], rel=1e-6, abs=tolerance)
+            assert float(found.group(1)) == expected, (number, key)
 
 
 def test_best_yaml_holds_nothing_of_the_trial_protocol(finished: Path) -> None:
