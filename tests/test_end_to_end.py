@@ -162,13 +162,18 @@ def test_running_a_finished_sweep_again_runs_nothing(finished: Path, folder: Pat
 
 
 def job_processes() -> list[psutil.Process]:
-    """verl's driver processes and Ray's worker processes of the sweeps of this checkout."""
+    """verl's driver processes and Ray's actors of the sweeps of this checkout.
+
+    A Ray node's own agents are not among them: they notice the death of their node by themselves.
+    """
     marks = ("autotune.verl_bridge.process", "ray::")
+    agents = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            is_ours = process.cwd() == str(ROOT)
-            if is_ours and any(mark in " ".join(process.cmdline()) for mark in marks):
+            text = " ".join(process.cmdline())
+            is_job = any(mark in text for mark in marks) and not text.startswith(agents)
+            if is_job and process.cwd() == str(ROOT):
                 found.append(process)
     return found
 
