@@ -24,6 +24,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         return int(options.run(options))
+    except KeyboardInterrupt:
+        print("autotune: interrupted; run the same command again to go on.", file=sys.stderr)
+        return INTERRUPTED
     except BadInputError as error:
         print(f"autotune: {error}", file=sys.stderr)
         return BAD_INPUT

@@ -20,6 +20,7 @@ import yaml
 
 from autotune.config import ResourcesConfig, Sweep, to_yaml
 from autotune.errors import BadInputError, SweepError
+from autotune.export import best_yaml
 from autotune.objective import TrialRecord, best_feasible
 from autotune.report.live import LiveTable
 from autotune.report.text import SweepOutline
@@ -96,8 +97,9 @@ def run_sweep(sweep: Sweep, *, address: str | None, console: Any) -> SweepResult
         _write_inputs(sweep, store)
         with _cluster(sweep, address):
             result = _tune(sweep, store, console)
-        if result.best is not None:
-            _write_best(sweep, store, result)
+        baseline = next((record for record in result.records if record.number == 0), None)
+        if result.best is not None and baseline is not None:
+            store.write(BEST_FILE, best_yaml(sweep, result.best, baseline, versions()))
     return result
 
 
@@ -241,11 +243,3 @@ def _tune(sweep: Sweep, store: SweepStore, console: Any) -> SweepResult:
 
 def _folder_of_trial(trial: Any) -> str:
     return f"trial_{trial.config['number']:04d}_{trial.trial_id}"
-
-
-def _write_best(sweep: Sweep, store: SweepStore, result: SweepResult) -> None:
-    from autotune.export import best_yaml
-
-    assert result.best is not None
-    baseline = next(record for record in result.records if record.number == 0)
-    store.write(BEST_FILE, best_yaml(sweep, result.best, baseline, versions()))

@@ -92,6 +92,9 @@ def protocol_overrides(protocol: TrialConfig) -> list[str]:
         "trainer.test_freq": -1,
         "trainer.save_freq": -1,
         "trainer.resume_mode": "disable",
+        # A step without the actor's update, or under verl's own profiler, is not the job's step.
+        "trainer.critic_warmup": 0,
+        "global_profiler.steps": None,
         "trainer.rollout_data_dir": None,
         "trainer.logger": ["console"],
         "data.seed": protocol.seed,

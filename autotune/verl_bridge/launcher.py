@@ -4,6 +4,7 @@ Runs in the trial actor. Holds one child process and its two pipes; knows nothin
 metrics. The child's output goes to a log file.
 """
 
+import contextlib
 import json
 import os
 import queue
@@ -77,7 +78,8 @@ class VerlProcess:
 
     def kill(self) -> None:
         """End the child and all of its children at once; Ray then frees every actor of the job."""
-        if self.is_alive():
+        # The child leads its session: the group may outlive it.
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self._child.pid, signal.SIGKILL)
         self._child.wait()
 

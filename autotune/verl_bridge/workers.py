@@ -206,5 +206,6 @@ def _free(groups: set[Any]) -> None:
     """Give back the memory and the process groups of engines that are gone."""
     gc.collect()
     get_platform().device_module.empty_cache()
-    for group in groups - {dist.group.WORLD}:
+    # All ranks in one order: ending a communicator is a collective call.
+    for group in sorted(groups - {dist.group.WORLD}, key=lambda group: group.group_name):
         dist.destroy_process_group(group)
