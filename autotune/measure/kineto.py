@@ -4,19 +4,27 @@ Runs in verl's workers, around one step. Reads the profiler's events in memory (
 the epoch) and returns a `RankTrace` (microseconds); no trace file. Ratios are made in `overlap.py`.
 
 On GPUs: collectives are NCCL kernels, compute is every other kernel. Copies and fills of memory are
-neither, as in HolisticTraceAnalysis. NCCL's kernels do not name their process group: all are one.
-On CPUs: collectives are Gloo's events, one from the moment a rank joins to its end there, on Gloo's
-own threads. Compute is every operator elsewhere, but those that enqueue or await a collective, and
-but autograd's nodes, whose span holds the waiting of FSDP hooks; operators inside them count.
+neither, as in HolisticTraceAnalysis. On CPUs: collectives are Gloo's events, one from the moment a
+rank joins to its end there, on Gloo's own threads. Compute is every operator elsewhere, but those
+that enqueue a collective, and but autograd's nodes, whose span holds the waiting of FSDP hooks;
+operators inside them count. Process groups and sizes come from torch's flight recorder.
 """
 
+import math
+import pickle
+import platform
 import re
+import statistics
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity
 
@@ -28,8 +36,10 @@ NS_PER_S = 1e9
 _NCCL_KERNEL = re.compile(r"nccl\w*?Kernel_([A-Za-z]+)")
 _GLOO = "gloo:"
 _NOT_KERNELS = ("Memcpy", "Memset")
-# Operators that only hand a collective to the process group, or wait for one.
-_ENQUEUE = ("c10d::", "_c10d_functional")
+# Operators that only hand a collective to the process group, once for each collective; and those
+# around them, or that wait.
+_ENQUEUE = "c10d::"
+_WAIT = "_c10d_functional"
 # Spans around other operators.
 _WRAPPERS = ("autograd::", "torch::autograd::")
 _KINDS = {
@@ -39,6 +49,22 @@ _KINDS = {
     "broadcast": Kind.BROADCAST,
 }
 _REDUCTIONS = (Kind.ALL_REDUCE, Kind.REDUCE_SCATTER)
+# The flight recorder's names of element types.
+_ELEMENT_TYPES = {
+    "Bool": torch.bool,
+    "Byte": torch.uint8,
+    "Char": torch.int8,
+    "Short": torch.int16,
+    "Int": torch.int32,
+    "Long": torch.int64,
+    "Half": torch.float16,
+    "BFloat16": torch.bfloat16,
+    "Float": torch.float32,
+    "Double": torch.float64,
+}
+_NUM_CLOCK_READINGS = 9
+# Differs between hosts, and between two starts of one; containers of a host share it and its clock.
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Event(Protocol):
@@ -48,15 +74,47 @@ class Event(Protocol):
     def start_ns(self) -> int: ...
     def end_ns(self) -> int: ...
     def start_thread_id(self) -> int: ...
+    def correlation_id(self) -> int: ...
     def device_type(self) -> DeviceType: ...
     def is_user_annotation(self) -> bool: ...
 
 
-class StepProfiler:
-    """Record one step of this rank: made after the model, `start` then `stop`, on one thread."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Launch:
+    """One collective as torch's flight recorder saw it enqueued."""
 
-    def __init__(self, rank: int) -> None:
+    # As its backend names it: Gloo calls a reduce-scatter an all-reduce.
+    kind: Kind
+    group: str
+    group_size: int
+    # As in `Collective`.
+    num_bytes: int | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClockReadings:
+    """One rank's clock when it left each of several barriers."""
+
+    # Two ranks with the same text read the same clock.
+    clock: str
+    readings_ns: tuple[int, ...]
+
+
+class StepProfiler:
+    """Record one step of this rank: made after the model, `start` then `stop`, on one thread.
+
+    The flight recorder keeps the last `TORCH_FR_BUFFER_SIZE` collectives (torch's default is 2000;
+    read when the process makes its first group). A step with more has no sizes, and no process
+    groups unless all groups of this process span all ranks.
+
+    Args:
+        rank: This rank's number.
+        clock_offset_us: From :func:`measure_clock_offset_us`.
+    """
+
+    def __init__(self, rank: int, *, clock_offset_us: float = 0.0) -> None:
         self._rank = rank
+        self._clock_offset_us = clock_offset_us
         # A GPU's kernels are enough: operators of the CPU would only cost time and memory.
         # A host may have GPUs that this process, which trains on the CPU, has not touched.
         self._on_gpu = torch.cuda.is_initialized()
@@ -75,94 +133,274 @@ class StepProfiler:
             torch.cuda.synchronize()
         end_ns = time.time_ns()
         self._profile.stop()
-        events = self._profile.profiler.kineto_results.events()
-        window_us = (self._start_ns / NS_PER_US, end_ns / NS_PER_US)
-        trace = rank_trace(self._rank, events, window_us=window_us)
-        return replace(trace, overhead_s=(time.time_ns() - end_ns) / NS_PER_S)
+        read = device_trace if self._on_gpu else cpu_trace
+        trace = read(
+            self._rank,
+            self._profile.profiler.kineto_results.events(),
+            window_us=(self._start_ns / NS_PER_US, end_ns / NS_PER_US),
+            launches=_recorded_launches(self._start_ns, end_ns, on_gpu=self._on_gpu),
+            only_group_size=_only_group_size(),
+        )
+        return replace(
+            trace,
+            clock_offset_us=self._clock_offset_us,
+            overhead_s=(time.time_ns() - end_ns) / NS_PER_S,
+        )
 
 
-def rank_trace(rank: int, events: Iterable[Event], *, window_us: tuple[float, float]) -> RankTrace:
-    """Return a rank's collectives and merged compute.
+def measure_clock_offset_us() -> float:
+    """Return what to add to this rank's clock to reach rank 0's; all ranks call it together."""
+    readings_ns: list[int] = []
+    for _ in range(_NUM_CLOCK_READINGS):
+        dist.barrier()
+        readings_ns.append(time.time_ns())
+    clock = _BOOT_ID.read_text() if _BOOT_ID.exists() else platform.node()
+    own = ClockReadings(clock=clock, readings_ns=tuple(readings_ns))
+    ranks: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(ranks, own)
+    return clock_offset_us(own, ranks[0])
+
+
+def clock_offset_us(own: ClockReadings, first: ClockReadings) -> float:
+    """Return what to add to one rank's clock to reach another's.
+
+    Ranks leave a barrier at nearly the same moment: the median over the barriers of how far their
+    clocks differ there. Ranks that read one clock have no offset, and no noise of one.
+    """
+    if own.clock == first.clock:
+        return 0.0
+    pairs = zip(first.readings_ns, own.readings_ns, strict=True)
+    return statistics.median(theirs - ours for theirs, ours in pairs) / NS_PER_US
+
+
+def device_trace(
+    rank: int,
+    events: Iterable[Event],
+    *,
+    window_us: tuple[float, float],
+    launches: Sequence[Launch] = (),
+    only_group_size: int | None = None,
+) -> RankTrace:
+    """Return a rank's NCCL kernels and the merged rest of its kernels.
 
     Args:
         rank: The rank that recorded.
         events: The profiler's events, in any order.
         window_us: Start and end of the step on the same clock; kept, not applied.
+        launches: What the flight recorder saw in the window, in the order it was enqueued.
+        only_group_size: Ranks of the only process group there is; None when there are several.
     """
-    on_cpu: list[Event] = []
-    on_device: list[Event] = []
-    for event in events:
-        (on_cpu if event.device_type() == DeviceType.CPU else on_device).append(event)
-    collectives, compute = _read_device(on_device) if on_device else _read_cpu(on_cpu)
-    return RankTrace(
-        rank=rank,
-        window_us=window_us,
-        collectives=tuple(sorted(collectives, key=lambda c: c.start_us)),
-        compute_us=tuple((float(start), float(end)) for start, end in compute),
-    )
-
-
-def _read_device(events: Sequence[Event]) -> tuple[list[Collective], Intervals]:
-    collectives: list[Collective] = []
+    seen: list[_Seen] = []
     compute: list[tuple[float, float]] = []
-    for event in events:
+    kernels = [event for event in events if event.device_type() != DeviceType.CPU]
+    # Kernels get their correlation ids in the order in which they are launched.
+    for event in sorted(kernels, key=lambda event: event.correlation_id()):
         name = event.name()
         if event.is_user_annotation() or name.startswith(_NOT_KERNELS):
             continue
         match = _NCCL_KERNEL.match(name)
         if match:
-            collectives.append(_collective(event, kind=_kind(match[1]), group="nccl"))
+            seen.append(_Seen(event, _kind(match[1]), _kind(match[1])))
         else:
             compute.append(_span_us(event))
-    return collectives, merge(compute)
+    # NCCL runs no such kernel in a group of one.
+    in_kernels = [launch for launch in launches if launch.group_size > 1]
+    collectives = _collectives(seen, in_kernels, only_group_size)
+    return _trace(rank, window_us, collectives, merge(compute))
 
 
-def _read_cpu(events: Sequence[Event]) -> tuple[list[Collective], Intervals]:
-    gloo = [event for event in events if event.name().startswith(_GLOO)]
+def cpu_trace(
+    rank: int,
+    events: Iterable[Event],
+    *,
+    window_us: tuple[float, float],
+    launches: Sequence[Launch] = (),
+    only_group_size: int | None = None,
+) -> RankTrace:
+    """Return a rank's Gloo collectives and merged compute; arguments as in `device_trace`."""
+    by_role = _by_role(events)
+    gloo = sorted(by_role[_Role.COLLECTIVE], key=_start_ns)
     gloo_threads = {event.start_thread_id() for event in gloo}
-    enqueued: list[Event] = []
-    compute: list[tuple[float, float]] = []
+    compute = merge(
+        _span_us(event)
+        for event in by_role[_Role.COMPUTE]
+        if event.start_thread_id() not in gloo_threads
+    )
+    idle = merge(_span_us(event) for event in by_role[_Role.ENQUEUE] + by_role[_Role.WAIT])
+    named = [_kind(event.name().removeprefix(_GLOO)) for event in gloo]
+    kinds = _gloo_kinds(named, by_role[_Role.ENQUEUE])
+    seen = [_Seen(*one) for one in zip(gloo, kinds, named, strict=True)]
+    collectives = _collectives(seen, launches, only_group_size)
+    return _trace(rank, window_us, collectives, subtract(compute, idle))
+
+
+def read_launch(entry: Mapping[str, Any], group_size: int) -> Launch:
+    """Read one entry of the flight recorder (format 2.10), of a group with that many ranks."""
+    sides = (
+        _num_bytes(entry["input_sizes"], entry["input_dtypes"]),
+        _num_bytes(entry["output_sizes"], entry["output_dtypes"]),
+    )
+    known = [num_bytes for num_bytes in sides if num_bytes is not None]
+    return Launch(
+        kind=_kind(entry["profiling_name"].partition(":")[2]),
+        group=entry["process_group"][0],
+        group_size=group_size,
+        num_bytes=max(known) if len(known) == len(sides) else None,
+    )
+
+
+class _Role(Enum):
+    """What an event of the CPU is to us."""
+
+    COLLECTIVE = auto()
+    ENQUEUE = auto()
+    WAIT = auto()
+    COMPUTE = auto()
+    NONE = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A collective that the profiler saw: its event, what it does, what its backend calls it."""
+
+    event: Event
+    kind: Kind
+    named: Kind
+
+
+def _by_role(events: Iterable[Event]) -> dict[_Role, list[Event]]:
+    """Sort the events of the CPU by what they are.
+
+    A step has about half a million events of a few hundred names, and each question to an event
+    costs as much as all other work on it: a name is judged once.
+    """
+    roles: dict[str, _Role] = {}
+    by_role: dict[_Role, list[Event]] = {role: [] for role in _Role}
     for event in events:
         name = event.name()
-        if event.is_user_annotation() or event.start_thread_id() in gloo_threads:
-            continue
-        if name.startswith(_ENQUEUE):
-            enqueued.append(event)
-        elif "::" in name and not name.startswith(_WRAPPERS):
-            compute.append(_span_us(event))
-    idle = merge([_span_us(event) for event in enqueued])
-    kinds = _gloo_kinds(gloo, enqueued)
-    collectives = [
-        _collective(event, kind=kind, group="gloo")
-        for event, kind in zip(sorted(gloo, key=_start_ns), kinds, strict=True)
-    ]
-    return collectives, subtract(merge(compute), idle)
+        role = roles.get(name)
+        if role is None:
+            role = roles[name] = _role(event)
+        by_role[role].append(event)
+    return by_role
 
 
-def _gloo_kinds(gloo: Sequence[Event], enqueued: Sequence[Event]) -> list[Kind]:
-    """Return the kinds of Gloo's events in order of start.
+def _role(event: Event) -> _Role:
+    name = event.name()
+    if name.startswith(_GLOO):
+        return _Role.COLLECTIVE
+    if event.is_user_annotation():
+        return _Role.NONE
+    if name.startswith(_ENQUEUE):
+        return _Role.ENQUEUE
+    if name.startswith(_WAIT):
+        return _Role.WAIT
+    return _Role.COMPUTE if "::" in name and not name.startswith(_WRAPPERS) else _Role.NONE
 
-    Gloo runs a reduce-scatter as an all-reduce and names it so. Events and the operators that
+
+def _gloo_kinds(named: Sequence[Kind], enqueued: Sequence[Event]) -> list[Kind]:
+    """Return what Gloo's collectives really do, in their order.
+
+    Gloo runs a reduce-scatter as an all-reduce and names it so. Its events and the operators that
     enqueued them come in the same order; where their numbers agree, the operators tell them apart.
     """
-    kinds = [_kind(event.name().removeprefix(_GLOO)) for event in sorted(gloo, key=_start_ns)]
-    operators = [_kind(e.name().partition("::")[2]) for e in sorted(enqueued, key=_start_ns)]
+    operators = [_kind(e.name().removeprefix(_ENQUEUE)) for e in sorted(enqueued, key=_start_ns)]
     reductions = [kind for kind in operators if kind in _REDUCTIONS]
-    if len(reductions) != sum(kind in _REDUCTIONS for kind in kinds):
-        return kinds
+    if len(reductions) != sum(kind in _REDUCTIONS for kind in named):
+        return list(named)
     real = iter(reductions)
-    return [next(real) if kind in _REDUCTIONS else kind for kind in kinds]
+    return [next(real) if kind in _REDUCTIONS else kind for kind in named]
+
+
+def _collectives(
+    seen: Sequence[_Seen], launches: Sequence[Launch], only_group_size: int | None
+) -> list[Collective]:
+    """Join what the profiler and the flight recorder saw, both in order.
+
+    A kind of which they saw different numbers stays without sizes.
+    """
+    num_seen = Counter(one.named for one in seen)
+    num_launched = Counter(launch.kind for launch in launches)
+    queues = {
+        kind: iter([launch for launch in launches if launch.kind is kind])
+        for kind in num_seen
+        if num_seen[kind] == num_launched[kind]
+    }
+    return [
+        _collective(one, next(queues[one.named]) if one.named in queues else None, only_group_size)
+        for one in seen
+    ]
+
+
+def _collective(seen: _Seen, launch: Launch | None, only_group_size: int | None) -> Collective:
+    start_us, end_us = _span_us(seen.event)
+    only_group = None if only_group_size is None else "all ranks"
+    return Collective(
+        kind=seen.kind,
+        start_us=start_us,
+        end_us=end_us,
+        group=launch.group if launch else only_group,
+        group_size=launch.group_size if launch else only_group_size,
+        num_bytes=launch.num_bytes if launch else None,
+    )
+
+
+def _trace(
+    rank: int,
+    window_us: tuple[float, float],
+    collectives: Sequence[Collective],
+    compute: Intervals,
+) -> RankTrace:
+    return RankTrace(
+        rank=rank,
+        window_us=window_us,
+        collectives=tuple(sorted(collectives, key=lambda c: c.start_us)),
+        compute_us=tuple((start, end) for start, end in compute.tolist()),
+    )
+
+
+def _recorded_launches(start_ns: int, end_ns: int, *, on_gpu: bool) -> list[Launch]:
+    """Return what the flight recorder of this process saw enqueued in a window, in order."""
+    distributed: Any = torch._C._distributed_c10d
+    dump = distributed._dump_nccl_trace if on_gpu else distributed._dump_fr_trace
+    dumped = dump(includeCollectives=True, includeStackTraces=False, onlyActive=False)
+    # A recorder that is switched off has no entries.
+    entries = [
+        entry
+        for entry in pickle.loads(dumped).get("entries", [])
+        if start_ns <= entry["time_created_ns"] <= end_ns
+    ]
+    group_sizes = {
+        group: distributed._resolve_process_group(group).size()
+        for group in {entry["process_group"][0] for entry in entries}
+    }
+    return [
+        read_launch(entry, group_sizes[entry["process_group"][0]])
+        for entry in sorted(entries, key=lambda entry: entry["record_id"])
+    ]
+
+
+def _only_group_size() -> int | None:
+    """Return the number of ranks if each process group here has all of them, or only one."""
+    size = dist.get_world_size()
+    groups = dist.distributed_c10d._world.pg_config_info
+    return size if all(group["group_size"] in (1, size) for group in groups) else None
+
+
+def _num_bytes(sizes: Sequence[Sequence[int]], element_types: Sequence[str]) -> int | None:
+    """Return the bytes of several tensors, or None where an element type is not known."""
+    if any(name not in _ELEMENT_TYPES for name in element_types):
+        return None
+    return sum(
+        math.prod(size) * _ELEMENT_TYPES[name].itemsize
+        for size, name in zip(sizes, element_types, strict=True)
+    )
 
 
 def _kind(name: str) -> Kind:
     """Return the kind for a spelling such as AllGather, all_gather or _allgather_base_."""
     plain = name.replace("_", "").lower()
     return next((kind for word, kind in _KINDS.items() if plain.startswith(word)), Kind.OTHER)
-
-
-def _collective(event: Event, *, kind: Kind, group: str) -> Collective:
-    start_us, end_us = _span_us(event)
-    return Collective(kind=kind, start_us=start_us, end_us=end_us, group=group)
 
 
 def _span_us(event: Event) -> tuple[float, float]:
