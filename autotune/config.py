@@ -62,6 +62,11 @@ class ResourcesConfig:
     cpus_per_rank: int = 1
     """Logical CPUs that Ray charges for each rank."""
 
+    @property
+    def num_ranks(self) -> int:
+        """verl workers of one trial."""
+        return self.nodes * self.ranks_per_node
+
 
 @dataclass(kw_only=True)
 class DomainConfig:

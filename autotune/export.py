@@ -28,8 +28,9 @@ def best_yaml(
         baseline: Trial 0.
         versions: Package -> version that ran.
     """
-    config = compose_base(sweep.config.base.config_name, [*sweep.base_overrides, *best.overrides])
-    keys = overridden_keys([*sweep.base_overrides, *best.overrides])
+    overrides = [*sweep.base_overrides, *best.overrides]
+    config = compose_base(sweep.config.base.config_name, overrides)
+    keys = overridden_keys(overrides)
     body = yaml.safe_dump(
         _subset(container(config), sorted(keys)), sort_keys=True, default_flow_style=False
     )

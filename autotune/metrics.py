@@ -8,8 +8,6 @@ None with a reason, never 0.
 from dataclasses import dataclass
 from enum import Enum
 
-GIB = 2**30
-
 
 class Direction(Enum):
     """Which way is better; NEITHER for numbers that only describe."""
@@ -176,6 +174,11 @@ _ALL = (
 )
 
 METRICS: dict[str, Metric] = {metric.name: metric for metric in _ALL}
+
+KL_PER_RANK = "autotune/kl_per_rank"
+"""Step metric of verl's workers: k(r,t) of every rank, a list in nats; see ``kl_std``."""
+PEAK_MEMORY = "autotune/peak_memory_ratio"
+"""Step metric of verl's workers, see ``peak_memory_ratio``."""
 
 PHASES = (
     "gen",

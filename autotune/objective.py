@@ -10,20 +10,22 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from enum import Enum
 from typing import Any, Protocol
 
 from autotune.knobs import KnobValue
 from autotune.measure.kl import kl_bias, kl_std
 from autotune.measure.stats import median
-from autotune.metrics import METRICS, PHASES, Direction
+from autotune.metrics import KL_PER_RANK, METRICS, PEAK_MEMORY, PHASES, Direction
 
 StepValue = float | list[float] | None
 Reduction = Callable[[Sequence[float]], float]
 
-KL_PER_RANK = "autotune/kl_per_rank"
-"""Step metric: k(r,t) of every rank, a list in nats."""
-PEAK_MEMORY = "autotune/peak_memory_ratio"
+RECORD, STEP_RECORD = "record", "step_record"
+"""Keys of a trial's Tune results: the trial's record in the last one, a step's in that of each
+step, as ``json.dumps(record.to_dict())``. Tune flattens nested results, hence a text."""
+
 COMMUNICATION = (
     "exposed_comm_ratio",
     "exposed_wait_ratio",
@@ -65,6 +67,11 @@ class StepKind(str, Enum):
     """Timed."""
     PROFILED = "profiled"
     """Run under the profiler for communication, never timed."""
+
+
+def timestamp() -> str:
+    """Return the present time as records hold it: ISO 8601, UTC, whole seconds."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from ray.tune import Callback
 
-from autotune.objective import StepRecord, TrialRecord
+from autotune.objective import RECORD, STEP_RECORD, StepRecord, TrialRecord
 from autotune.report.live import LiveTable
 from autotune.store import SweepStore
 
@@ -34,12 +34,12 @@ class Progress(Callback):
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **_info: Any
     ) -> None:
         """Keep a step; show it, and the end of its trial."""
-        if "step_record" in result:
-            step = StepRecord.from_dict(json.loads(result["step_record"]))
+        if STEP_RECORD in result:
+            step = StepRecord.from_dict(json.loads(result[STEP_RECORD]))
             self._store.append_step(step)
             self._table.step_finished(step)
-        if "record" in result:
-            record = TrialRecord.from_dict(json.loads(result["record"]))
+        if RECORD in result:
+            record = TrialRecord.from_dict(json.loads(result[RECORD]))
             if record.state.is_setting_fault:
                 self._table.trial_finished(record)
             else:

@@ -15,7 +15,6 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,14 +29,19 @@ from ray.tune.search import Searcher
 
 from autotune.config import SearchConfig
 from autotune.errors import SweepError
-from autotune.objective import Constraint, TrialRecord, TrialState, is_better, is_maximised
+from autotune.objective import (
+    RECORD,
+    Constraint,
+    TrialRecord,
+    TrialState,
+    is_better,
+    is_maximised,
+    timestamp,
+)
 from autotune.sampler import SETTING, FeasibleSampler, SearchSpace, Setting, ask_parameters
 
 logger = logging.getLogger(__name__)
 
-RECORD = "record"
-"""Key of a trial's last Tune result: its record, ``json.dumps(record.to_dict())``. Tune flattens
-nested results, hence a text."""
 COMPLETED = "completed"
 """The study's last constraint: -1 where the objective was measured, 1 where the trial failed."""
 BASELINE = 0
@@ -69,10 +73,11 @@ class SweepSearcher(Searcher):
     """Suggests the baseline, then what the sampler wants, until enough trials have finished.
 
     A suggestion is ``{"number", "attempt", "setting", "params", "overrides"}``. A trial ends with
-    its record under :data:`RECORD` in its last result; the searcher stores it and tells the study.
-    A trial that ends without one, with an error, or as INFRASTRUCTURE was lost: its setting is
-    suggested again under the same number, and given up after more than ``max_retries`` losses since
-    this driver started. Trials given up do not count. Not safe for threads; Tune uses one.
+    its record under :data:`~autotune.objective.RECORD` in its last result; the searcher stores it
+    and tells the study. A trial that ends without one, with an error, or as INFRASTRUCTURE was
+    lost: its setting is suggested again under the same number, and given up after more than
+    ``max_retries`` losses since this driver started. Trials given up do not count. Not safe for
+    threads; Tune uses one.
 
     Args:
         space: The valid settings.
@@ -214,7 +219,7 @@ class SweepSearcher(Searcher):
         ask_parameters(trial, self._space)
         attempt = trial.user_attrs.get(_ATTEMPTS, 0)
         trial.set_user_attr(_ATTEMPTS, attempt + 1)
-        self._live[trial_id] = _Live(trial.number, _now())
+        self._live[trial_id] = _Live(trial.number, timestamp())
         setting = self._setting(trial.number)
         return {
             "number": trial.number,
@@ -277,7 +282,7 @@ class SweepSearcher(Searcher):
             feasible=False,
             cause=cause,
             started_at=live.started_at,
-            ended_at=_now(),
+            ended_at=timestamp(),
             retries=self._num_losses(live.number),
         )
 
@@ -419,7 +424,3 @@ def _measured(record: TrialRecord, objective: str) -> float | None:
     """Return the objective of a completed trial, if it is a finite number."""
     value = record.value(objective)
     return value if value is not None and math.isfinite(value) else None
-
-
-def _now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")

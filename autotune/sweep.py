@@ -56,8 +56,8 @@ class SweepResult:
     """The best feasible trial."""
     is_complete: bool
     """Whether the budget was used up; False after an interruption."""
-    failure: str
-    """Why the sweep could not go on; empty when it could."""
+    failure: str | None
+    """Why the sweep could not go on; None when it could."""
 
 
 def outline_of(sweep: Sweep) -> SweepOutline:
@@ -138,7 +138,7 @@ def bundles(resources: ResourcesConfig) -> list[dict[str, float]]:
     rank: dict[str, float] = {"CPU": resources.cpus_per_rank}
     if resources.device == "gpu":
         rank["GPU"] = 1
-    return [{"CPU": 1.0}] + [dict(rank) for _ in range(resources.nodes * resources.ranks_per_node)]
+    return [{"CPU": 1.0}] + [dict(rank) for _ in range(resources.num_ranks)]
 
 
 @contextlib.contextmanager
@@ -150,8 +150,6 @@ def _cluster(sweep: Sweep, address: str | None) -> Iterator[None]:
     logging.getLogger("ray").setLevel(logging.WARNING)
     # It misses Tune's own result files, which are switched off; our records stand for them.
     logging.getLogger("ray.tune.analysis.experiment_analysis").setLevel(logging.ERROR)
-    # Worker processes must find this package and start with the same environment, whatever folder
-    # they run in.
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING}
     if address is None:
         needed = sweep.config.search.max_concurrent * _cpus_of_a_trial(sweep)
@@ -237,7 +235,7 @@ def _tune(sweep: Sweep, store: SweepStore, console: Any) -> SweepResult:
         records=records,
         best=best_feasible(records, sweep.config.objective.metric),
         is_complete=is_complete,
-        failure=searcher.failure or "",
+        failure=searcher.failure,
     )
 
 

@@ -14,7 +14,6 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +23,15 @@ from ray import tune
 from autotune.config import ConstraintConfig, Sweep, TrialConfig
 from autotune.knobs import KNOBS, Transition
 from autotune.objective import (
+    RECORD,
+    STEP_RECORD,
     StepKind,
     StepRecord,
     TrialRecord,
     TrialState,
     evaluate,
     summarise,
+    timestamp,
 )
 from autotune.verl_bridge.launcher import EXITED, VerlProcess
 from autotune.verl_bridge.overrides import format_override
@@ -47,7 +49,6 @@ MUST_BE_FINITE = (
 _TERMINAL_CODES = re.compile(r"\x1b\[[0-9;]*m")
 _OUT_OF_MEMORY = ("OutOfMemoryError", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 _LOST = (
-    "NodeDiedError",
     "The node",
     "NodeDied",
     "No space left on device",
@@ -75,7 +76,7 @@ class TrialSpec:
             config_name=sweep.config.base.config_name,
             base_overrides=sweep.base_overrides,
             device=resources.device,
-            num_ranks=resources.nodes * resources.ranks_per_node,
+            num_ranks=resources.num_ranks,
             protocol=sweep.config.trial,
             constraints=tuple(sweep.config.constraints),
             log_folder=log_folder,
@@ -146,7 +147,7 @@ class VerlTrial(tune.Trainable):
         assert spec is not None
         self._spec = spec
         self._process: VerlProcess | None = None
-        self._running_setting: dict[str, Any] | None = None
+        self._idle_setting: dict[str, Any] | None = None
         self._begin(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
@@ -167,12 +168,12 @@ class VerlTrial(tune.Trainable):
             record = self._await_step()
         except _Ended as ended:
             self._end_job()
-            return {"done": True, "record": _text(self._record(ended.state, ended.cause))}
+            return {"done": True, RECORD: _text(self._record(ended.state, ended.cause))}
         self._steps.append(record)
-        result: dict[str, Any] = {"done": False, "step_record": _text(record)}
+        result: dict[str, Any] = {"done": False, STEP_RECORD: _text(record)}
         if len(self._steps) == num_steps(self._spec.protocol):
-            self._job_is_idle = True
-            result |= {"done": True, "record": _text(self._record(TrialState.COMPLETE, ""))}
+            self._idle_setting = self._config["setting"]
+            result |= {"done": True, RECORD: _text(self._record(TrialState.COMPLETE, ""))}
         return result
 
     # The job.
@@ -181,14 +182,13 @@ class VerlTrial(tune.Trainable):
         self._config = config
         self._steps: list[StepRecord] = []
         self._startup_s: float | None = None
-        self._started_at = _now()
+        self._started_at = timestamp()
         self._started_s = time.monotonic()
         if not self._can_restart(config["setting"]):
             self._end_job()
-        self._job_is_idle = False
+        self._idle_setting = None
         if self._process is None:
             self._process = self._launch()
-        self._running_setting = dict(config["setting"])
         protocol = self._spec.protocol
         self._process.submit(
             JobRequest(
@@ -217,10 +217,10 @@ class VerlTrial(tune.Trainable):
         )
 
     def _can_restart(self, setting: dict[str, Any]) -> bool:
-        if self._process is None or not self._process.is_alive() or not self._job_is_idle:
+        before = self._idle_setting
+        if before is None or self._process is None or not self._process.is_alive():
             return False
-        assert self._running_setting is not None
-        changed = [name for name, value in setting.items() if self._running_setting[name] != value]
+        changed = [name for name, value in setting.items() if before[name] != value]
         return all(
             KNOBS[name].transition in (Transition.HOT, Transition.ENGINE) for name in changed
         )
@@ -229,7 +229,7 @@ class VerlTrial(tune.Trainable):
         if self._process is not None:
             self._process.kill()
         self._process = None
-        self._running_setting = None
+        self._idle_setting = None
 
     # Events of the job.
 
@@ -289,7 +289,7 @@ class VerlTrial(tune.Trainable):
             feasible=satisfied and state is TrialState.COMPLETE,
             cause=cause,
             started_at=self._started_at,
-            ended_at=_now(),
+            ended_at=timestamp(),
             retries=0,
         )
 
@@ -306,7 +306,3 @@ def _one_line(causes: Sequence[str]) -> str:
 def _text(record: StepRecord | TrialRecord) -> str:
     """A record as one JSON text: Tune would flatten a mapping and choke on its keys."""
     return json.dumps(record.to_dict())
-
-
-def _now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")

@@ -5,6 +5,7 @@ import functools
 import optuna
 import pytest
 from optuna.trial import Trial
+from search_cases import SMALL_JOB
 
 from autotune.config import SearchConfig
 from autotune.domain import make_domain
@@ -13,7 +14,6 @@ from autotune.space import Space
 from autotune.verl_bridge.overrides import compose_base, leaves, sources
 from autotune.verl_bridge.rules import job_rules
 
-ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 MICRO, CLIP = "ppo_micro_batch_size_per_gpu", "clip_ratio"
 SETTINGS = SearchConfig(
     sampler="tpe", num_trials=20, max_concurrent=1, seed=5, num_startup_trials=2
@@ -24,21 +24,7 @@ SETTINGS = SearchConfig(
 def small_space() -> Space:
     """16 sequences a rank: of the micro-batch sizes 1 to 16, five are divisors; clip_ratio is
     continuous; a knob with one value, the base job's, cannot vary."""
-    job = (
-        "algorithm.adv_estimator=grpo",
-        "data.train_batch_size=8",
-        "actor_rollout_ref.model.path=org/model",
-        f"{ACTOR}.strategy=fsdp2",
-        f"{ACTOR}.ppo_mini_batch_size=8",
-        f"{ACTOR}.ppo_micro_batch_size_per_gpu=2",
-        f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=2",
-        f"{ROLLOUT}.name=hf",
-        f"{ROLLOUT}.tensor_model_parallel_size=1",
-        f"{ROLLOUT}.n=4",
-        "trainer.device=cpu",
-        "trainer.n_gpus_per_node=2",
-    )
-    config = compose_base("ppo_trainer", list(job))
+    config = compose_base("ppo_trainer", list(SMALL_JOB))
     flat = leaves(config)
     domains = {
         MICRO: make_domain(MICRO, low=1, high=16, log=True),

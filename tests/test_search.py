@@ -16,18 +16,18 @@ import ray
 from optuna.trial import TrialState as StudyState
 from ray import tune
 from ray.tune.search import Searcher
+from search_cases import SMALL_JOB
 
 from autotune.config import ConstraintConfig, SearchConfig
 from autotune.domain import make_domain
 from autotune.errors import SweepError
-from autotune.objective import TrialRecord, TrialState, evaluate
-from autotune.search import RECORD, SweepSearcher
+from autotune.objective import RECORD, TrialRecord, TrialState, evaluate
+from autotune.search import SweepSearcher
 from autotune.space import Space
 from autotune.store import SweepStore
 from autotune.verl_bridge.overrides import compose_base, leaves, sources
 from autotune.verl_bridge.rules import job_rules
 
-ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 MICRO, SCORING = "ppo_micro_batch_size_per_gpu", "log_prob_micro_batch_size_per_gpu"
 THROUGHPUT = "throughput_tokens_per_s_per_gpu"
 CONSTRAINTS = [
@@ -35,21 +35,6 @@ CONSTRAINTS = [
     ConstraintConfig(metric="exposed_comm_ratio", max=0.2),
 ]
 
-# 8 prompts x 4 responses on 2 ranks: 16 sequences a rank, so 3 and 6 are no micro-batch sizes.
-SMALL_JOB = (
-    "algorithm.adv_estimator=grpo",
-    "data.train_batch_size=8",
-    "actor_rollout_ref.model.path=org/model",
-    f"{ACTOR}.strategy=fsdp2",
-    f"{ACTOR}.ppo_mini_batch_size=8",
-    f"{ACTOR}.ppo_micro_batch_size_per_gpu=2",
-    f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=2",
-    f"{ROLLOUT}.name=hf",
-    f"{ROLLOUT}.tensor_model_parallel_size=1",
-    f"{ROLLOUT}.n=4",
-    "trainer.device=cpu",
-    "trainer.n_gpus_per_node=2",
-)
 MICRO_SIZES, SCORING_SIZES = [1, 2, 3, 4, 6, 8, 16], [2, 4, 8]
 NUM_VALID = 5 * 3 * 2
 SLOW_GP = pytest.param("gp", marks=pytest.mark.slow)

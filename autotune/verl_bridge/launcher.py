@@ -53,10 +53,6 @@ class VerlProcess:
         self._events: queue.Queue[dict[str, Any]] = queue.Queue()
         threading.Thread(target=self._read_events, args=(read_fd,), daemon=True).start()
 
-    @property
-    def pid(self) -> int:
-        return self._child.pid
-
     def is_alive(self) -> bool:
         return self._child.poll() is None
 

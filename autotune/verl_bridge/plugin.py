@@ -21,7 +21,6 @@ from autotune.verl_bridge.isolation import (
 )
 
 ROLLOUT_NAME = "hf"
-TRAINER_MODE = "cpu_sync"
 
 
 def _load_rollout_replica() -> type:

@@ -77,8 +77,7 @@ class Job:
             self._resolve(config)
             self._runner.config = config
             trainer: TrialTrainer = self._runner.trainer
-            trainer.set_profiled_steps(request.profiled_steps)
-            trainer.restart(config)
+            trainer.restart(config, profiled_steps=request.profiled_steps)
         self._events.send(READY)
         self._runner.trainer.fit(self._runner.agent_loop_manager)
         self._events.send(DONE)

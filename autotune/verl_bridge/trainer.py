@@ -7,6 +7,7 @@ measurements, and the step's metrics are handed to a callback instead of a logge
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,7 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.config import TrainingWorkerConfig
 from verl.workers.utils.losses import value_loss
 
+from autotune.metrics import KL_PER_RANK, PEAK_MEMORY
 from autotune.verl_bridge.trainer_cpu import SyncOnAnyPlatform
 
 FIRST_WORKER_BUNDLE = 1
@@ -28,6 +30,7 @@ StepCallback = Callable[[int, dict[str, Any], dict[str, str]], None]
 """Gets the step's number, its metrics, and the reasons for those that are None."""
 
 
+@dataclass(kw_only=True)
 class ExistingGroupManager(ResourcePoolManager):
     """Places verl's workers on bundles 1..N of a placement group that the trial holds already.
 
@@ -85,11 +88,7 @@ class TrialTrainer(SyncOnAnyPlatform):
         self._on_step = on_step
         self._profiled_steps = set(profiled_steps)
 
-    def set_profiled_steps(self, profiled_steps: Sequence[int]) -> None:
-        """Name the steps to profile after the next restart."""
-        self._profiled_steps = set(profiled_steps)
-
-    def restart(self, config: DictConfig) -> None:
+    def restart(self, config: DictConfig, *, profiled_steps: Sequence[int]) -> None:
         """Put the job back to its first step, with another configuration.
 
         Weights, optimizer state, random numbers and data position are those of a fresh job; the
@@ -97,6 +96,7 @@ class TrialTrainer(SyncOnAnyPlatform):
         allowed: rollout servers, agent loops and reward workers keep theirs.
         """
         PPOTrainer.__init__(self, config)
+        self._profiled_steps = set(profiled_steps)
         self._init_dataloader()
         self._init_dump_executor()
         self.checkpoint_manager.sleep_replicas()
@@ -129,11 +129,7 @@ class TrialTrainer(SyncOnAnyPlatform):
 
         super()._init_resource_pool_mgr()
         self._use_workers(TrialActorRolloutRefWorker, TrialTrainingWorker)
-        manager = self.resource_pool_manager
-        self.resource_pool_manager = ExistingGroupManager(
-            resource_pool_spec=manager.resource_pool_spec, mapping=manager.mapping
-        )
-        self.resource_pool_manager.placement_group = self._placement_group
+        self._use_pools(partial(ExistingGroupManager, placement_group=self._placement_group))
 
     def on_train_begin(self) -> None:
         super().on_train_begin()
@@ -156,15 +152,11 @@ class TrialTrainer(SyncOnAnyPlatform):
             key: float(value) for key, value in data.items() if _is_number(value)
         }
         k_nats = [rank["k_nats"] for rank in ranks]
-        metrics["autotune/kl_per_rank"] = k_nats if None not in k_nats else None
-        metrics["autotune/peak_memory_ratio"] = _peak_memory_ratio(
-            ranks, self.config.trainer.device
-        )
+        metrics[KL_PER_RANK] = k_nats if None not in k_nats else None
+        metrics[PEAK_MEMORY] = _peak_memory_ratio(ranks, self.config.trainer.device)
         absent: dict[str, str] = {}
-        if metrics["autotune/kl_per_rank"] is None:
-            absent["autotune/kl_per_rank"] = (
-                "a rank had no response token, or the actor was not updated"
-            )
+        if metrics[KL_PER_RANK] is None:
+            absent[KL_PER_RANK] = "a rank had no response token, or the actor was not updated"
         if step in self._profiled_steps:
             from autotune.measure.overlap import step_communication
 

@@ -5,6 +5,7 @@ those that start gloo, counts no GPUs before it reserves, and polls the rollout 
 every 2 s (steps are that short here).
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import ray
@@ -51,6 +52,12 @@ class SyncOnAnyPlatform(PPOTrainerSync):
                 critic_class if role == Role.Critic else actor_class
             )
 
+    def _use_pools(self, make_manager: Callable[..., ResourcePoolManager]) -> None:
+        planned = self.resource_pool_manager
+        self.resource_pool_manager = make_manager(
+            resource_pool_spec=planned.resource_pool_spec, mapping=planned.mapping
+        )
+
 
 @register_trainer("cpu_sync")
 class CPUTrainerSync(SyncOnAnyPlatform):
@@ -61,7 +68,4 @@ class CPUTrainerSync(SyncOnAnyPlatform):
 
         super()._init_resource_pool_mgr()
         self._use_workers(GlooActorRolloutRefWorker, GlooTrainingWorker)
-        manager = self.resource_pool_manager
-        self.resource_pool_manager = CPUResourcePoolManager(
-            resource_pool_spec=manager.resource_pool_spec, mapping=manager.mapping
-        )
+        self._use_pools(CPUResourcePoolManager)

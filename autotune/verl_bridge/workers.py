@@ -157,14 +157,11 @@ class TrialActorRolloutRefWorker(GlooActorRolloutRefWorker):
         self.config = config
         self.init_model()
 
-    def _before_update(self) -> None:
-        self._consistency.reset()
-        self.actor.num_updates = 0
-
     @_on_all_ranks
     def begin_step(self, profile: bool) -> None:
         """Forget the last step's measurements; record this step with the profiler if asked."""
-        self._before_update()
+        self._consistency.reset()
+        self.actor.num_updates = 0
         self._profiler = self._trace = None
         if profile:
             from autotune.measure.kineto import StepProfiler
