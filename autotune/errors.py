@@ -7,6 +7,16 @@ built-in it refines.
 
 import difflib
 from collections.abc import Iterable
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """How a command of ``autotune`` ended."""
+
+    DONE = 0
+    FAILED = 1
+    BAD_INPUT = 2
+    INTERRUPTED = 130
 
 
 class AutotuneError(Exception):
@@ -27,12 +37,12 @@ class AutotuneError(Exception):
 
 
 class BadInputError(AutotuneError, ValueError):
-    """The sweep file, the base job or the command line is wrong; nothing was started. Exit code
-    2."""
+    """The sweep file, the base job or the command line is wrong; nothing was started:
+    :attr:`ExitCode.BAD_INPUT`."""
 
 
 class SweepError(AutotuneError, RuntimeError):
-    """A sweep that started could not go on. Exit code 1."""
+    """A sweep that started could not go on: :attr:`ExitCode.FAILED`."""
 
 
 class TrialStartError(AutotuneError, RuntimeError):

@@ -158,7 +158,7 @@ class TrialRecord:
 
 
 class Constraint(Protocol):
-    """A limit of the sweep file, see :class:`autotune.config.ConstraintConfig`."""
+    """A limit of the sweep file, see :class:`autotune.settings.ConstraintConfig`."""
 
     metric: str
     max: float

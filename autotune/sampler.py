@@ -21,7 +21,7 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial
 from optuna.trial import TrialState as StudyState
 
-from autotune.config import SearchConfig
+from autotune.settings import SearchConfig
 from autotune.knobs import KnobValue
 
 Setting = dict[str, KnobValue]

@@ -27,7 +27,7 @@ from optuna.trial import FrozenTrial, Trial, create_trial
 from optuna.trial import TrialState as StudyState
 from ray.tune.search import Searcher
 
-from autotune.config import SearchConfig
+from autotune.settings import SearchConfig
 from autotune.errors import SweepError
 from autotune.objective import (
     RECORD,

@@ -1,4 +1,4 @@
-"""Building and running a sweep: Ray Tune's Tuner with our Searcher, Trainable and a callback.
+"""A sweep from its file to its best setting: our Searcher, Trainable and callback in Ray Tune.
 
 Runs in the driver. Keeps everything in the sweep's folder: the resolved configuration, versions,
 records, the Optuna study, logs, ``best.yaml``. A sweep that was interrupted, in whatever way, goes
@@ -7,10 +7,8 @@ bookkeeping has to survive.
 """
 
 import contextlib
-import logging
-import os
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -18,33 +16,17 @@ from typing import Any
 
 import yaml
 
-from autotune.config import ResourcesConfig, Sweep, to_yaml
-from autotune.errors import BadInputError, SweepError
+from autotune.config import Sweep, to_yaml
+from autotune.errors import BadInputError
 from autotune.export import best_yaml
 from autotune.objective import TrialRecord, best_feasible
 from autotune.report.live import LiveTable
 from autotune.report.text import SweepOutline
 from autotune.store import SweepStore
+from autotune.tuning import cluster, run_tuner, trials_of
 
 CONFIG_FILE, VERSIONS_FILE, BEST_FILE = "config.yaml", "versions.yaml", "best.yaml"
 PACKAGES = ("verl-autotune", "verl", "torch", "ray", "optuna", "transformers", "vllm")
-
-_HELPER_CPUS = 4
-"""Logical CPUs that a job's helper actors need besides those of its placement group
-(TransferQueue's controller, and room to create actors in), each TransferQueue storage unit one
-more."""
-
-_TUNE_ENVIRONMENT = {
-    # Tune's own result files repeat our records; its progress output would fight with the live
-    # table.
-    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
-    "RAY_AIR_NEW_OUTPUT": "0",
-    # A failed trial reports a record and no metric.
-    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    # verl runs where the sweep was started, as it would without us.
-    "RAY_CHDIR_TO_TRIAL_DIR": "0",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +77,7 @@ def run_sweep(sweep: Sweep, *, address: str | None, console: Any) -> SweepResult
     store = store_of(sweep)
     with store.locked():
         _write_inputs(sweep, store)
-        with _cluster(sweep, address):
+        with cluster(sweep, address):
             result = _tune(sweep, store, console)
         baseline = next((record for record in result.records if record.number == 0), None)
         if result.best is not None and baseline is not None:
@@ -133,65 +115,9 @@ def versions() -> Mapping[str, str]:
     return found
 
 
-def bundles(resources: ResourcesConfig) -> list[dict[str, float]]:
-    """Return a trial's placement group: the trial actor's bundle, then one for each rank."""
-    rank: dict[str, float] = {"CPU": resources.cpus_per_rank}
-    if resources.device == "gpu":
-        rank["GPU"] = 1
-    return [{"CPU": 1.0}] + [dict(rank) for _ in range(resources.num_ranks)]
-
-
-@contextlib.contextmanager
-def _cluster(sweep: Sweep, address: str | None) -> Iterator[None]:
-    """Connect to a cluster, or start one on this machine; leave it afterwards."""
-    os.environ.update(_TUNE_ENVIRONMENT)
-    import ray
-
-    logging.getLogger("ray").setLevel(logging.WARNING)
-    # It misses Tune's own result files, which are switched off; our records stand for them.
-    logging.getLogger("ray.tune.analysis.experiment_analysis").setLevel(logging.ERROR)
-    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING}
-    if address is None:
-        needed = sweep.config.search.max_concurrent * _cpus_of_a_trial(sweep)
-        options |= {
-            "address": "local",
-            "num_cpus": max(needed, os.cpu_count() or 1),
-            "include_dashboard": False,
-        }
-    else:
-        options["address"] = address
-    ray.init(**options)
-    try:
-        _check_fits(sweep, ray.cluster_resources())
-        yield
-    finally:
-        ray.shutdown()
-
-
-def _cpus_of_a_trial(sweep: Sweep) -> int:
-    units = sweep.base_config.transfer_queue.backend.SimpleStorage.num_data_storage_units
-    group = sum(bundle["CPU"] for bundle in bundles(sweep.config.resources))
-    return int(group + units + _HELPER_CPUS)
-
-
-def _check_fits(sweep: Sweep, available: Mapping[str, float]) -> None:
-    needed: dict[str, float] = {"CPU": float(_cpus_of_a_trial(sweep))}
-    if sweep.config.resources.device == "gpu":
-        needed["GPU"] = sum(bundle.get("GPU", 0) for bundle in bundles(sweep.config.resources))
-    for name, amount in needed.items():
-        if available.get(name, 0) < amount:
-            raise SweepError(
-                f"One trial needs {amount:g} {name}, the cluster has {available.get(name, 0):g}.",
-                "Lower resources.nodes or resources.ranks_per_node, or use a larger cluster.",
-            )
-
-
 def _tune(sweep: Sweep, store: SweepStore, console: Any) -> SweepResult:
-    from ray import tune
-
     from autotune.progress import Progress
     from autotune.search import SweepSearcher
-    from autotune.trial import TrialSpec, VerlTrial
 
     searcher = SweepSearcher(
         sweep.space,
@@ -201,33 +127,14 @@ def _tune(sweep: Sweep, store: SweepStore, console: Any) -> SweepResult:
         max_retries=sweep.config.trial.max_retries,
         records=store,
     )
-    resources = sweep.config.resources
-    trainable = tune.with_resources(
-        tune.with_parameters(VerlTrial, spec=TrialSpec.of(sweep, store.folder / "logs")),
-        tune.PlacementGroupFactory(bundles(resources), strategy=resources.strategy),
-    )
     with LiveTable(outline_of(sweep), console, finished=store.read_trials()) as table:
-        tuner = tune.Tuner(
-            trainable,
-            tune_config=tune.TuneConfig(
-                search_alg=searcher,
-                num_samples=-1,
-                max_concurrent_trials=sweep.config.search.max_concurrent,
-                reuse_actors=True,
-                # Tune's own names spell out every override and outgrow the file system's limit.
-                trial_dirname_creator=_folder_of_trial,
-            ),
-            run_config=tune.RunConfig(
-                name="tune",
-                storage_path=str(store.folder),
-                callbacks=[Progress(store, table)],
-                checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
-                verbose=0,
-            ),
+        run_tuner(
+            searcher,
+            trials_of(sweep, store.folder / "logs"),
+            folder=store.folder / "tune",
+            max_concurrent=sweep.config.search.max_concurrent,
+            callbacks=[Progress(store, table)],
         )
-        with contextlib.suppress(KeyboardInterrupt):
-            # Tune stops its trials at the first Ctrl-C and returns; a second one raises.
-            tuner.fit()
     is_complete = searcher.is_done
     searcher.close()
     records = store.read_trials()
@@ -237,7 +144,3 @@ def _tune(sweep: Sweep, store: SweepStore, console: Any) -> SweepResult:
         is_complete=is_complete,
         failure=searcher.failure,
     )
-
-
-def _folder_of_trial(trial: Any) -> str:
-    return f"trial_{trial.config['number']:04d}_{trial.trial_id}"

@@ -20,7 +20,8 @@ from typing import Any
 import ray
 from ray import tune
 
-from autotune.config import ConstraintConfig, Sweep, TrialConfig
+from autotune.config import Sweep
+from autotune.settings import ConstraintConfig, TrialConfig
 from autotune.knobs import KNOBS, Transition
 from autotune.objective import (
     RECORD,

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from autotune.config import ConstraintConfig, Sweep, load_config, load_sweep, to_yaml
+from autotune.config import Sweep, load_config, load_sweep, to_yaml
+from autotune.settings import ConstraintConfig
 from autotune.errors import BadInputError
 from autotune.verl_bridge.overrides import compose_base, leaves
 

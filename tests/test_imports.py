@@ -11,13 +11,13 @@ PACKAGE = Path(__file__).parents[1] / "autotune"
 ROWS: tuple[tuple[str, ...], ...] = (
     ("errors", "metrics"),
     (
-        *("config", "domain", "knobs", "space", "yaml_file", "objective", "measure", "models"),
+        *("config", "settings", "domain", "knobs", "space", "yaml_file", "objective", "measure", "models"),
         *(f"verl_bridge.{name}" for name in ("job", "overrides", "paths", "rules", "schema")),
     ),
     ("sampler", "search", "store", "report", "export"),
     ("verl_bridge",),
-    ("progress", "trial", "sweep"),
-    ("cli",),
+    ("progress", "trial", "tuning", "sweep"),
+    ("commands", "cli"),
 )
 HEAVY = ("ray", "torch", "verl", "transformers", "optuna", "wandb", "hydra", "pandas")
 

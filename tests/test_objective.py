@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from autotune.config import ConstraintConfig
+from autotune.settings import ConstraintConfig
 from autotune.metrics import METRICS
 from autotune.objective import (
     StepKind,

@@ -7,7 +7,7 @@ import pytest
 from optuna.trial import Trial
 from search_cases import SMALL_JOB
 
-from autotune.config import SearchConfig
+from autotune.settings import SearchConfig
 from autotune.domain import make_domain
 from autotune.sampler import SETTING, FeasibleSampler, ask_parameters
 from autotune.space import Space

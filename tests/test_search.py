@@ -18,7 +18,7 @@ from ray import tune
 from ray.tune.search import Searcher
 from search_cases import SMALL_JOB
 
-from autotune.config import ConstraintConfig, SearchConfig
+from autotune.settings import ConstraintConfig, SearchConfig
 from autotune.domain import make_domain
 from autotune.errors import SweepError
 from autotune.objective import RECORD, TrialRecord, TrialState, evaluate

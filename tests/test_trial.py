@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.config import TrialConfig
+from autotune.settings import TrialConfig
 from autotune.objective import StepKind, TrialState
 from autotune.trial import classify, kind_of_step, num_steps, protocol_overrides
 from autotune.verl_bridge.launcher import EXITED, VerlProcess

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from autotune.config import ConstraintConfig
+from autotune.settings import ConstraintConfig
 from autotune.knobs import KnobValue
 from autotune.objective import TrialRecord, TrialState, evaluate
 from autotune.report import SweepOutline

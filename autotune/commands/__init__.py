@@ -1,0 +1,1 @@
+"""The commands of ``autotune``, one module each."""

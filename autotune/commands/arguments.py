@@ -1,0 +1,19 @@
+"""Arguments that several commands share.
+
+Runs in the driver, at every start of the command line: imports nothing heavy.
+"""
+
+import argparse
+
+
+def add_sweep_file(parser: argparse.ArgumentParser) -> None:
+    """Add the sweep file and the settings that win over it."""
+    parser.add_argument("file", help="the sweep file (YAML)")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="KEY=VALUE", help="settings that win over the file's"
+    )
+
+
+def add_address(parser: argparse.ArgumentParser) -> None:
+    """Add the Ray cluster's address."""
+    parser.add_argument("--address", help="Ray cluster to use; without it a local one is started")

@@ -1,0 +1,47 @@
+"""``autotune sweep``: run a sweep, or go on with an interrupted one.
+
+Runs in the driver. The module's head imports nothing heavy, so that ``--help`` answers at once.
+"""
+
+import argparse
+import sys
+
+from autotune.commands.arguments import add_address, add_sweep_file
+from autotune.commands.check import describe
+from autotune.errors import ExitCode
+
+SUMMARY = "run a sweep, or go on with an interrupted one"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    add_sweep_file(parser)
+    add_address(parser)
+
+
+def run(options: argparse.Namespace) -> ExitCode:
+    """Run what is left of the sweep and print its summary."""
+    from rich.console import Console
+
+    from autotune.config import load_sweep
+    from autotune.report.summary import summary_text
+    from autotune.sweep import BEST_FILE, outline_of, run_sweep, store_of
+
+    sweep = load_sweep(options.file, options.overrides)
+    print(describe(sweep), flush=True)
+    result = run_sweep(sweep, address=options.address, console=Console())
+    print(summary_text(result.records, outline_of(sweep)))
+    folder = store_of(sweep).folder
+    print(f"Records: {folder}")
+    if result.failure:
+        print(f"autotune: {result.failure}", file=sys.stderr)
+        return ExitCode.FAILED
+    if not result.is_complete:
+        print("Interrupted; run the same command again to go on.", file=sys.stderr)
+        return ExitCode.INTERRUPTED
+    if result.best is not None:
+        print(
+            f"Production: python -m verl.trainer.main_ppo --config-path {folder} "
+            f"--config-name {BEST_FILE.removesuffix('.yaml')}"
+        )
+    return ExitCode.DONE

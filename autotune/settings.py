@@ -1,0 +1,227 @@
+"""The sweep file's typed schema, and what its types leave open.
+
+Runs in the driver. Past :func:`check`, all code sees these plain dataclasses and assigns to none of
+their fields; a component gets its own section, never the whole tree. Says nothing about verl: the
+base job is composed and checked in :mod:`autotune.config`.
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import Any
+
+from autotune.errors import BadInputError, nearest
+from autotune.metrics import METRICS, Direction
+
+DEVICES = {"gpu": ("cuda", "npu"), "cpu": ("cpu",)}
+"""``resources.device`` -> what verl's ``trainer.device`` may then be; the first is set where the
+base job has none."""
+STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
+SAMPLERS = ("tpe", "gp", "random")
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+@dataclass(kw_only=True)
+class BaseJobConfig:
+    config_name: str
+    """verl's Hydra configuration, e.g. ``ppo_trainer``."""
+    overrides: list[str]
+    """Hydra overrides, exactly as they stand behind ``python -m verl.trainer.main_ppo``."""
+
+
+@dataclass(kw_only=True)
+class ResourcesConfig:
+    nodes: int
+    """Nodes of one trial's placement group."""
+    ranks_per_node: int
+    """verl workers per node: one GPU each, or one gloo rank each without GPUs."""
+    device: str
+    """``gpu`` or ``cpu``."""
+    strategy: str = "PACK"
+    """Ray placement strategy: PACK, SPREAD, STRICT_PACK or STRICT_SPREAD."""
+    cpus_per_rank: int = 1
+    """Logical CPUs that Ray charges for each rank."""
+
+    @property
+    def num_ranks(self) -> int:
+        """verl workers of one trial."""
+        return self.nodes * self.ranks_per_node
+
+
+@dataclass(kw_only=True)
+class DomainConfig:
+    """Values that a knob may take: either ``choices`` or ``low`` and ``high``."""
+
+    choices: list[Any] | None = None
+    """Values to choose from."""
+    low: float | None = None
+    """Smallest value, included."""
+    high: float | None = None
+    """Largest value, included."""
+    step: float | None = None
+    """Distance of neighbouring values, counted from ``low``; absent: every value of the knob's
+    type."""
+    log: bool = False
+    """Search on a logarithmic scale."""
+    when: dict[str, Any] | None = None
+    """Other knobs and the value they must have for this knob to act; otherwise the base job's value
+    stays."""
+
+
+@dataclass(kw_only=True)
+class ObjectiveConfig:
+    metric: str = "throughput_tokens_per_s_per_gpu"
+    """A metric of the catalogue that has a better direction; that direction is optimised."""
+
+
+@dataclass(kw_only=True)
+class ConstraintConfig:
+    metric: str
+    """A metric of the catalogue."""
+    max: float
+    """Largest value that is still feasible, in the metric's unit; above 0."""
+
+
+def default_constraints() -> list[ConstraintConfig]:
+    """Return the constraints of a sweep whose file has no such section."""
+    return [
+        ConstraintConfig(metric="kl_std", max=1e-4),
+        ConstraintConfig(metric="exposed_comm_ratio", max=0.2),
+        ConstraintConfig(metric="peak_memory_ratio", max=0.9),
+    ]
+
+
+@dataclass(kw_only=True)
+class TrialConfig:
+    warmup_steps: int
+    """PPO steps run first and discarded; at least 1."""
+    measured_steps: int
+    """PPO steps timed for throughput; at least 1."""
+    profiled_steps: int
+    """PPO steps run afterwards under the profiler, never timed; 0 leaves communication
+    unmeasured."""
+    seed: int
+    """Seed of the data order, the model's dropout and the rollout, equal for all trials."""
+    startup_timeout_s: float
+    """A job that has not begun its first step after this many seconds is a hang."""
+    step_timeout_s: float
+    """A job that has not finished a step for this many seconds is a hang."""
+    max_retries: int = 1
+    """How often a trial is tried again after a loss that is not the setting's fault (node, actor,
+    disk)."""
+
+
+@dataclass(kw_only=True)
+class SearchConfig:
+    sampler: str
+    """``tpe``, ``gp`` or ``random`` (Optuna's samplers)."""
+    num_trials: int
+    """Trials to finish, the baseline (trial 0) included."""
+    max_concurrent: int
+    """Trials that run at once, each on its own placement group."""
+    seed: int
+    """Seed of the sampler."""
+    num_startup_trials: int
+    """Trials drawn at random, the baseline included, before the sampler's model is used."""
+
+
+@dataclass(kw_only=True)
+class SweepConfig:
+    name: str
+    """Folder of the sweep's records below ``output_dir``; letters, digits, ``.``, ``_`` and
+    ``-``."""
+    base: BaseJobConfig
+    resources: ResourcesConfig
+    knobs: dict[str, DomainConfig]
+    """Knob of the catalogue -> its domain."""
+    trial: TrialConfig
+    search: SearchConfig
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    constraints: list[ConstraintConfig] = field(default_factory=default_constraints)
+    """What a setting must keep to be feasible; without this section, the three of
+    :func:`default_constraints`."""
+    output_dir: str = "sweeps"
+    """Folder below which sweeps are kept, relative to the current folder."""
+
+
+def check(config: SweepConfig) -> None:
+    """Check what the types leave open; every message bears the full key."""
+    if not _NAME.fullmatch(config.name):
+        raise BadInputError(
+            f"name is {config.name!r}.",
+            "It names a folder: letters, digits, '.', '_', '-', at most 100, no dot first.",
+        )
+    output = PurePath(config.output_dir)
+    if not config.output_dir.strip() or ".." in output.parts or "://" in config.output_dir:
+        raise BadInputError(
+            f"output_dir is {config.output_dir!r}.", "It must be a plain path without '..'."
+        )
+    if not config.knobs:
+        raise BadInputError("knobs is empty.", "Name at least one knob and its domain.")
+    _check_resources(config.resources)
+    _check_trial(config.trial)
+    _check_search(config.search)
+    _check_goal(config.objective, config.constraints)
+
+
+def _check_resources(resources: ResourcesConfig) -> None:
+    _at_least(1, "resources", resources, "nodes", "ranks_per_node", "cpus_per_rank")
+    _one_of("resources.device", resources.device, DEVICES)
+    _one_of("resources.strategy", resources.strategy, STRATEGIES)
+
+
+def _check_trial(trial: TrialConfig) -> None:
+    _at_least(1, "trial", trial, "warmup_steps", "measured_steps")
+    _at_least(0, "trial", trial, "profiled_steps", "seed", "max_retries")
+    for name in ("startup_timeout_s", "step_timeout_s"):
+        _above_zero(f"trial.{name}", getattr(trial, name))
+
+
+def _check_search(search: SearchConfig) -> None:
+    _one_of("search.sampler", search.sampler, SAMPLERS)
+    _at_least(1, "search", search, "num_trials", "max_concurrent", "num_startup_trials")
+    _at_least(0, "search", search, "seed")
+
+
+def _check_goal(objective: ObjectiveConfig, constraints: Sequence[ConstraintConfig]) -> None:
+    directed = [name for name, metric in METRICS.items() if metric.better is not Direction.NEITHER]
+    _one_of("objective.metric", objective.metric, METRICS)
+    if objective.metric not in directed:
+        raise BadInputError(
+            f"objective.metric is '{objective.metric}', which is neither better high nor low.",
+            f"Choose one of: {', '.join(directed)}.",
+        )
+    seen: list[str] = []
+    for index, constraint in enumerate(constraints):
+        key = f"constraints[{index}]"
+        _one_of(f"{key}.metric", constraint.metric, METRICS)
+        if constraint.metric in seen:
+            raise BadInputError(
+                f"{key}.metric is '{constraint.metric}', which "
+                f"constraints[{seen.index(constraint.metric)}] bounds."
+            )
+        _above_zero(f"{key}.max", constraint.max)
+        seen.append(constraint.metric)
+
+
+def _at_least(lowest: int, section: str, values: object, *names: str) -> None:
+    for name in names:
+        value = getattr(values, name)
+        if value < lowest:
+            raise BadInputError(f"{section}.{name} is {value}.", f"It must be at least {lowest}.")
+
+
+def _above_zero(key: str, value: float) -> None:
+    if not (math.isfinite(value) and value > 0):
+        raise BadInputError(f"{key} is {value}.", "It must be a finite number above 0.")
+
+
+def _one_of(key: str, value: str, allowed: Mapping[str, object] | Sequence[str]) -> None:
+    if value not in allowed:
+        raise BadInputError(
+            f"{key} is '{value}'.",
+            nearest(value, allowed) or f"It is one of: {', '.join(allowed)}.",
+        )
