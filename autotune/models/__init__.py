@@ -1,0 +1,1 @@
+"""Analytic and learned models of memory, communication and step time."""
