@@ -21,8 +21,8 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial
 from optuna.trial import TrialState as StudyState
 
-from autotune.settings import SearchConfig
 from autotune.knobs import KnobValue
+from autotune.settings import SearchConfig
 
 Setting = dict[str, KnobValue]
 

@@ -27,7 +27,6 @@ from optuna.trial import FrozenTrial, Trial, create_trial
 from optuna.trial import TrialState as StudyState
 from ray.tune.search import Searcher
 
-from autotune.settings import SearchConfig
 from autotune.errors import SweepError
 from autotune.objective import (
     RECORD,
@@ -39,6 +38,7 @@ from autotune.objective import (
     timestamp,
 )
 from autotune.sampler import SETTING, FeasibleSampler, SearchSpace, Setting, ask_parameters
+from autotune.settings import SearchConfig
 
 logger = logging.getLogger(__name__)
 

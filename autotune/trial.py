@@ -21,7 +21,6 @@ import ray
 from ray import tune
 
 from autotune.config import Sweep
-from autotune.settings import ConstraintConfig, TrialConfig
 from autotune.knobs import KNOBS, Transition
 from autotune.objective import (
     RECORD,
@@ -34,6 +33,7 @@ from autotune.objective import (
     summarise,
     timestamp,
 )
+from autotune.settings import ConstraintConfig, TrialConfig
 from autotune.verl_bridge.launcher import EXITED, VerlProcess
 from autotune.verl_bridge.overrides import format_override
 from autotune.verl_bridge.process import DONE, FAILED, READY, STEP, JobRequest

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from autotune.config import Sweep, load_config, load_sweep, to_yaml
-from autotune.settings import ConstraintConfig
 from autotune.errors import BadInputError
+from autotune.settings import ConstraintConfig
 from autotune.verl_bridge.overrides import compose_base, leaves
 
 ACTOR, REF = "actor_rollout_ref.actor", "actor_rollout_ref.ref"

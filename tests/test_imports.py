@@ -11,7 +11,8 @@ PACKAGE = Path(__file__).parents[1] / "autotune"
 ROWS: tuple[tuple[str, ...], ...] = (
     ("errors", "metrics"),
     (
-        *("config", "settings", "domain", "knobs", "space", "yaml_file", "objective", "measure", "models"),
+        *("config", "settings", "domain", "knobs", "space", "yaml_file", "objective"),
+        *("measure", "models"),
         *("verification", "comparison", "launch_script"),
         *(f"verl_bridge.{name}" for name in ("job", "overrides", "paths", "rules", "schema")),
     ),

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from autotune.settings import ConstraintConfig
 from autotune.metrics import METRICS
 from autotune.objective import (
     StepKind,
@@ -21,6 +20,7 @@ from autotune.objective import (
     least_infeasible,
     summarise,
 )
+from autotune.settings import ConstraintConfig
 
 THROUGHPUT = "throughput_tokens_per_s_per_gpu"
 

@@ -7,9 +7,9 @@ import pytest
 from optuna.trial import Trial
 from search_cases import SMALL_JOB
 
-from autotune.settings import SearchConfig
 from autotune.domain import make_domain
 from autotune.sampler import SETTING, FeasibleSampler, ask_parameters
+from autotune.settings import SearchConfig
 from autotune.space import Space
 from autotune.verl_bridge.overrides import compose_base, leaves, sources
 from autotune.verl_bridge.rules import job_rules

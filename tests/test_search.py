@@ -18,11 +18,11 @@ from ray import tune
 from ray.tune.search import Searcher
 from search_cases import SMALL_JOB
 
-from autotune.settings import ConstraintConfig, SearchConfig
 from autotune.domain import make_domain
 from autotune.errors import SweepError
 from autotune.objective import RECORD, TrialRecord, TrialState, evaluate
 from autotune.search import SweepSearcher
+from autotune.settings import ConstraintConfig, SearchConfig
 from autotune.space import Space
 from autotune.store import SweepStore
 from autotune.verl_bridge.overrides import compose_base, leaves, sources

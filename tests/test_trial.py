@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from autotune.settings import TrialConfig
 from autotune.objective import StepKind, TrialState
+from autotune.settings import TrialConfig
 from autotune.trial import classify, kind_of_step, num_steps, protocol_overrides
 from autotune.verl_bridge.launcher import EXITED, VerlProcess
 from autotune.verl_bridge.overrides import compose_base

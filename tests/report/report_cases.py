@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from autotune.settings import ConstraintConfig
 from autotune.knobs import KnobValue
 from autotune.objective import TrialRecord, TrialState, evaluate
 from autotune.report import SweepOutline
+from autotune.settings import ConstraintConfig
 
 MICRO = "ppo_micro_batch_size_per_gpu"
 THROUGHPUT = "throughput_tokens_per_s_per_gpu"
