@@ -1,40 +1,30 @@
-"""From the steps of one trial to its metrics, and from metrics to feasible or not, and how far off.
+"""What a sweep keeps of its steps and trials, and from metrics to feasible or not, and how far off.
 
-Runs in the driver and in trial actors. Holds the records that a sweep keeps (:class:`StepRecord`,
-:class:`TrialRecord`) and pure functions over them: no Ray, no Optuna, no disk. Imports its sibling
-package ``measure``. Step metrics bear verl's own keys; what our workers add begins with
-``autotune/``; trial metrics bear the names of :mod:`autotune.metrics`.
+Runs in the driver and in trial actors. Holds the records (:class:`StepRecord`,
+:class:`TrialRecord`) and pure functions over them: no Ray, no Optuna, no disk. Step metrics bear
+verl's own keys; what our workers add begins with ``autotune/``; trial metrics bear the names of
+:mod:`autotune.metrics`. How steps become a trial's metrics: :mod:`autotune.trial_metrics`.
 """
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from enum import Enum
 from typing import Any, Protocol
 
 from autotune.knobs import KnobValue
-from autotune.measure.kl import kl_bias, kl_std
-from autotune.measure.stats import median
-from autotune.metrics import KL_PER_RANK, METRICS, PEAK_MEMORY, PHASES, Direction
+from autotune.metrics import METRICS, Direction
 
 StepValue = float | list[float] | None
-Reduction = Callable[[Sequence[float]], float]
 
 RECORD, STEP_RECORD = "record", "step_record"
 """Keys of a trial's Tune results: the trial's record in the last one, a step's in that of each
 step, as ``json.dumps(record.to_dict())``. Tune flattens nested results, hence a text."""
 
-COMMUNICATION = (
-    "exposed_comm_ratio",
-    "exposed_wait_ratio",
-    "comm_ratio",
-    "comm_overlap_ratio",
-    "comm_to_compute_ratio",
-)
-"""Metrics of profiled steps; a step holds each, reduced over ranks, behind ``autotune/``."""
-
+BASELINE = 0
+"""Number of the trial with the base job's own settings."""
 
 class TrialState(str, Enum):
     """How a trial ended."""
@@ -116,8 +106,8 @@ class TrialRecord:
     overrides: list[str]
     """Hydra overrides that turn the base job into this setting."""
     metrics: dict[str, float | None]
-    """Metric of the catalogue, or ``phase_<name>_s`` -> value; None has its reason in
-    ``absent``."""
+    """Metric of the catalogue (all of METRICS, and of DETAILS what applies) -> value; None has its
+    reason in ``absent``."""
     absent: dict[str, str]
     """Metric -> why it is None."""
     violations: dict[str, float | None]
@@ -132,6 +122,11 @@ class TrialRecord:
     """ISO 8601, UTC."""
     retries: int
     """Jobs of this trial that were lost through no fault of the setting."""
+    intervals: dict[str, list[float]] = field(default_factory=dict)
+    """Metric -> low and high end of its 95 % bootstrap interval over measured steps."""
+    grad_sketch: list[float] | None = None
+    """Sketch of the probe's gradient, to be compared with the baseline's; None when there is
+    none."""
 
     def __post_init__(self) -> None:
         assert not self.feasible or self.state is TrialState.COMPLETE, self
@@ -162,33 +157,6 @@ class Constraint(Protocol):
 
     metric: str
     max: float
-
-
-def summarise(
-    steps: Sequence[StepRecord], *, startup_s: float | None, gpu_seconds: float
-) -> tuple[dict[str, float | None], dict[str, str]]:
-    """Reduce the steps of one trial to the metrics of the catalogue.
-
-    Args:
-        steps: Steps of one trial; of several attempts only the last one counts. Warm-up steps count
-            for memory alone, profiled ones for memory and communication.
-        startup_s: From the start of the job's process to its first step; None if it got none.
-        gpu_seconds: Ranks held x wall time of the whole trial.
-
-    Returns:
-        Every metric of the catalogue and every phase that ran, and a reason for each that is None.
-    """
-    last = max((step.attempt for step in steps), default=0)
-    summary = _Summary([step for step in steps if step.attempt == last])
-    summary.add_timed()
-    summary.add_learning()
-    summary.add_kl_consistency()
-    summary.add_communication()
-    summary.reduce("peak_memory_ratio", PEAK_MEMORY, max, None)
-    summary.set("startup_s", startup_s, "the job did not reach its first step")
-    summary.set("gpu_seconds", gpu_seconds, "")
-    assert summary.metrics.keys() >= METRICS.keys()
-    return summary.metrics, summary.absent
 
 
 def evaluate(
@@ -272,89 +240,14 @@ def _finite(
     finite: dict[str, StepValue] = {}
     reasons = dict(absent)
     for name, value in metrics.items():
-        broken = _first_not_finite(value)
+        broken = first_not_finite(value)
         finite[name] = value if broken is None else None
         if broken is not None:
             reasons[name] = f"not a finite number ({broken})"
     return finite, reasons
 
 
-def _first_not_finite(value: StepValue) -> float | None:
+def first_not_finite(value: StepValue) -> float | None:
+    """Return the first number of a step's value that is not finite."""
     numbers = value if isinstance(value, list) else [] if value is None else [value]
     return next((number for number in numbers if not math.isfinite(number)), None)
-
-
-class _Summary:
-    """Metrics of one trial under construction, each a number or None with a reason."""
-
-    def __init__(self, steps: Sequence[StepRecord]) -> None:
-        self._steps = steps
-        self.metrics: dict[str, float | None] = {}
-        self.absent: dict[str, str] = {}
-
-    def set(self, name: str, value: float | None, reason: str) -> None:
-        """Store a number, or None with a reason."""
-        self.metrics[name] = value
-        if value is None:
-            self.absent[name] = reason
-
-    def reduce(self, name: str, key: str, reduction: Reduction, kind: StepKind | None) -> None:
-        """Store the reduction of one number a step, over the steps of a kind or over all."""
-        values, reason = self._collect(key, kind)
-        self.set(name, reduction(values) if values else None, reason)
-
-    def add_timed(self) -> None:
-        measured = StepKind.MEASURED
-        self.reduce("throughput_tokens_per_s_per_gpu", "perf/throughput", median, measured)
-        self.reduce("step_s", "timing_s/step", median, measured)
-        for phase in PHASES:
-            if self._reported(f"timing_s/{phase}"):
-                self.reduce(f"phase_{phase}_s", f"timing_s/{phase}", median, measured)
-        self.reduce("mfu_ratio", "perf/mfu/actor", median, measured)
-        if self.metrics["mfu_ratio"] == 0:
-            self.set("mfu_ratio", None, "verl knows no peak FLOP/s of this device")
-
-    def add_learning(self) -> None:
-        measured = StepKind.MEASURED
-        self.reduce("reward_mean", "critic/score/mean", _mean, measured)
-        in_loss = self._reported("actor/kl_loss")
-        key = "actor/kl_loss" if in_loss else "actor/reward_kl_penalty"
-        self.reduce("kl_to_reference", key, median, measured)
-        if self._of(measured) and not self._reported(key):
-            self.set("kl_to_reference", None, "the job has no reference policy")
-
-    def add_kl_consistency(self) -> None:
-        values, reason = self._collect(KL_PER_RANK, StepKind.MEASURED)
-        self.set("kl_bias", kl_bias(values) if values else None, reason)
-        if len(values) == 1:
-            reason = "one rank and one measured step have no scatter"
-        self.set("kl_std", kl_std(values) if len(values) > 1 else None, reason)
-
-    def add_communication(self) -> None:
-        for name in COMMUNICATION:
-            self.reduce(name, f"autotune/{name}", median, StepKind.PROFILED)
-
-    def _of(self, kind: StepKind | None) -> list[StepRecord]:
-        return [step for step in self._steps if kind in (None, step.kind)]
-
-    def _reported(self, key: str) -> bool:
-        return any(key in step.metrics for step in self._of(StepKind.MEASURED))
-
-    def _collect(self, key: str, kind: StepKind | None) -> tuple[list[float], str]:
-        """Return the values of some steps; none, with the reason, if one of them is not finite."""
-        steps = self._of(kind)
-        values: list[float] = []
-        for step in steps:
-            value = step.metrics.get(key)
-            broken = _first_not_finite(value)
-            if broken is not None:
-                return [], f"step {step.step}: not a finite number ({broken})"
-            if value is None and key in step.absent:
-                return [], f"step {step.step}: {step.absent[key]}"
-            values += value if isinstance(value, list) else [] if value is None else [value]
-        what = f"{kind.value} step" if kind is not None else "step"
-        return values, f"no {what} reported {key}" if steps else f"no {what} finished"
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)

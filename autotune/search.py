@@ -29,6 +29,7 @@ from ray.tune.search import Searcher
 
 from autotune.errors import SweepError
 from autotune.objective import (
+    BASELINE,
     RECORD,
     Constraint,
     TrialRecord,
@@ -39,12 +40,12 @@ from autotune.objective import (
 )
 from autotune.sampler import SETTING, FeasibleSampler, SearchSpace, Setting, ask_parameters
 from autotune.settings import SearchConfig
+from autotune.trial_metrics import against_baseline
 
 logger = logging.getLogger(__name__)
 
 COMPLETED = "completed"
 """The study's last constraint: -1 where the objective was measured, 1 where the trial failed."""
-BASELINE = 0
 MAX_GIVEN_UP = 3
 """Trials lost in a row, retries included, before the cluster is held to be at fault."""
 
@@ -233,7 +234,10 @@ class SweepSearcher(Searcher):
 
     def _end(self, live: _Live, record: TrialRecord | None) -> None:
         if record is not None and record.state.is_setting_fault:
-            self._finish(dataclasses.replace(record, retries=self._num_losses(live.number)))
+            record = dataclasses.replace(record, retries=self._num_losses(live.number))
+            self._finish(
+                against_baseline(record, self._finished.get(BASELINE), self._constraints)
+            )
         elif not self._is_closed:
             self._lose(live, record.cause if record is not None else "its actor was lost")
 

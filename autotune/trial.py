@@ -30,10 +30,10 @@ from autotune.objective import (
     TrialRecord,
     TrialState,
     evaluate,
-    summarise,
     timestamp,
 )
 from autotune.settings import ConstraintConfig, TrialConfig
+from autotune.trial_metrics import summarise
 from autotune.verl_bridge.launcher import EXITED, VerlProcess
 from autotune.verl_bridge.overrides import format_override
 from autotune.verl_bridge.process import DONE, FAILED, READY, STEP, JobRequest
@@ -276,16 +276,18 @@ class VerlTrial(tune.Trainable):
 
     def _record(self, state: TrialState, cause: str) -> TrialRecord:
         gpu_seconds = self._spec.num_ranks * (time.monotonic() - self._started_s)
-        metrics, absent = summarise(self._steps, startup_s=self._startup_s, gpu_seconds=gpu_seconds)
-        violations, satisfied = evaluate(metrics, self._spec.constraints)
+        summary = summarise(self._steps, startup_s=self._startup_s, gpu_seconds=gpu_seconds)
+        violations, satisfied = evaluate(summary.metrics, self._spec.constraints)
         return TrialRecord(
             number=self._config["number"],
             state=state,
             params=self._config["params"],
             setting=self._config["setting"],
             overrides=self._config["overrides"],
-            metrics=metrics,
-            absent=absent,
+            metrics=summary.metrics,
+            absent=summary.absent,
+            intervals=summary.intervals,
+            grad_sketch=summary.grad_sketch,
             violations=violations,
             feasible=satisfied and state is TrialState.COMPLETE,
             cause=cause,

@@ -12,7 +12,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("errors", "metrics"),
     (
         *("config", "settings", "domain", "knobs", "space", "yaml_file", "objective"),
-        *("measure", "models"),
+        *("trial_metrics", "measure", "models"),
         *("verification", "comparison", "launch_script"),
         *(f"verl_bridge.{name}" for name in ("job", "overrides", "paths", "rules", "schema")),
     ),
