@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import socket
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,9 @@ from autotune.objective import StepRecord, TrialRecord
 
 SCHEMA_VERSION = 1
 """Version of a line's fields; a reader refuses any other."""
+
+CONFIG_FILE, VERSIONS_FILE, BEST_FILE = "config.yaml", "versions.yaml", "best.yaml"
+STUDY_FILE, LOCK_FILE, LOG_FOLDER = "study.journal", "sweep.lock", "logs"
 
 MIN_SECRET_LENGTH = 6
 """Shorter values (``1``, ``none``) are words that a text may hold by chance."""
@@ -59,7 +63,7 @@ class SweepStore:
             SweepError: Another process holds it.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        fd = os.open(self.folder / "sweep.lock", os.O_RDWR | os.O_CREAT, 0o644)
+        fd = os.open(self.folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             self._take(fd)
             self._lock_fd = fd
@@ -67,6 +71,20 @@ class SweepStore:
         finally:
             self._lock_fd = None
             os.close(fd)
+
+    def is_locked(self) -> bool:
+        """Say whether a process on this machine runs the sweep now."""
+        try:
+            fd = os.open(self.folder / LOCK_FILE, os.O_RDONLY)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(fd)
+        return False
 
     def append_trial(self, record: TrialRecord) -> None:
         """Write a finished trial; it is on disk when this returns."""
@@ -98,26 +116,31 @@ class SweepStore:
         """
         return [step for step in _read_lines(self.steps_path, StepRecord) if step.number == number]
 
+    def read_all_steps(self) -> dict[int, list[StepRecord]]:
+        """Return trial number -> its steps, else as :meth:`read_steps`; reads the file once."""
+        steps: dict[int, list[StepRecord]] = {}
+        for step in _read_lines(self.steps_path, StepRecord):
+            steps.setdefault(step.number, []).append(step)
+        return steps
+
     def study_journal(self) -> Path:
         """Return the path of Optuna's journal, with a torn last line cut off.
 
         Optuna passes over a torn line too, but appends to it: the line after it is then lost.
         """
         assert self._lock_fd is not None, "the sweep is not locked"
-        path = self.folder / "study.journal"
+        path = self.folder / STUDY_FILE
         with path.open("a+b") as file:
             _cut_torn_line(file.fileno())
         return path
 
     def _take(self, fd: int) -> None:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not _lock(fd):
             holder = os.pread(fd, 1000, 0).decode(errors="replace").strip()
             raise SweepError(
                 f"The sweep in {self.folder} is being run by {holder or 'another process'}.",
                 "Wait until it ends, or stop it; its finished trials are kept.",
-            ) from None
+            )
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
 
@@ -158,6 +181,17 @@ def write_atomic(path: Path, text: str) -> None:
 def redact(text: str) -> str:
     """Mask the environment's secrets (tokens, API keys, passwords) wherever a text holds them."""
     return _mask(text, _secrets())
+
+
+def _lock(fd: int) -> bool:
+    """Take the lock; a reader that just looks, see :meth:`SweepStore.is_locked`, is waited for."""
+    for _ in range(10):
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            time.sleep(0.02)
+    return False
 
 
 def _secrets() -> dict[str, str]:

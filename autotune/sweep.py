@@ -22,10 +22,9 @@ from autotune.export import best_yaml
 from autotune.objective import TrialRecord, best_feasible
 from autotune.report.live import LiveTable
 from autotune.report.text import SweepOutline
-from autotune.store import SweepStore
+from autotune.store import BEST_FILE, CONFIG_FILE, LOG_FOLDER, VERSIONS_FILE, SweepStore
 from autotune.tuning import cluster, run_tuner, trials_of
 
-CONFIG_FILE, VERSIONS_FILE, BEST_FILE = "config.yaml", "versions.yaml", "best.yaml"
 PACKAGES = ("verl-autotune", "verl", "torch", "ray", "optuna", "transformers", "vllm")
 
 
@@ -130,7 +129,7 @@ def _tune(sweep: Sweep, store: SweepStore, console: Any) -> SweepResult:
     with LiveTable(outline_of(sweep), console, finished=store.read_trials()) as table:
         run_tuner(
             searcher,
-            trials_of(sweep, store.folder / "logs"),
+            trials_of(sweep, store.folder / LOG_FOLDER),
             folder=store.folder / "tune",
             max_concurrent=sweep.config.search.max_concurrent,
             callbacks=[Progress(store, table)],

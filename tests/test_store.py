@@ -241,3 +241,17 @@ def test_records_hold_no_secret(store: SweepStore, monkeypatch: pytest.MonkeyPat
 def test_a_torn_line_of_the_study_journal_is_cut_off(store: SweepStore) -> None:
     (store.folder / "study.journal").write_bytes(b'{"op_code":0}\n{"op_co')
     assert store.study_journal().read_bytes() == b'{"op_code":0}\n'
+
+
+def test_a_reader_sees_whether_the_sweep_is_being_run(tmp_path: Path) -> None:
+    store, reader = SweepStore(tmp_path), SweepStore(tmp_path)
+    assert not reader.is_locked()
+    with store.locked():
+        assert reader.is_locked()
+    assert not reader.is_locked()
+
+
+def test_all_steps_are_read_by_trial(store: SweepStore) -> None:
+    for record in (step(1, 1), step(0, 1), step(1, 2)):
+        store.append_step(record)
+    assert store.read_all_steps() == {1: [step(1, 1), step(1, 2)], 0: [step(0, 1)]}
