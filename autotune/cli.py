@@ -9,10 +9,17 @@ import logging
 import sys
 from collections.abc import Sequence
 
-from autotune.commands import check, sweep
+from autotune.commands import check, compare, list, report, show, sweep
 from autotune.errors import AutotuneError, BadInputError, ExitCode
 
-COMMANDS = {"sweep": sweep, "check": check}
+COMMANDS = {
+    "sweep": sweep,
+    "check": check,
+    "list": list,
+    "report": report,
+    "show": show,
+    "compare": compare,
+}
 """Command -> its module, which has ``SUMMARY``, ``add_arguments(parser)`` and ``run(options)``."""
 
 

@@ -17,3 +17,15 @@ def add_sweep_file(parser: argparse.ArgumentParser) -> None:
 def add_address(parser: argparse.ArgumentParser) -> None:
     """Add the Ray cluster's address."""
     parser.add_argument("--address", help="Ray cluster to use; without it a local one is started")
+
+
+def add_sweep_folder(parser: argparse.ArgumentParser) -> None:
+    """Add the folder of a sweep's records."""
+    parser.add_argument("folder", help="the sweep's folder, e.g. sweeps/quickstart_cpu")
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Add the choice of an answer for machines."""
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object of a versioned schema"
+    )

@@ -24,24 +24,21 @@ def run(options: argparse.Namespace) -> ExitCode:
     from rich.console import Console
 
     from autotune.config import load_sweep
+    from autotune.report.answer import answer
+    from autotune.report.reading import read_sweep
     from autotune.report.summary import summary_text
-    from autotune.sweep import BEST_FILE, outline_of, run_sweep, store_of
+    from autotune.sweep import run_sweep, store_of
 
     sweep = load_sweep(options.file, options.overrides)
     print(describe(sweep), flush=True)
     result = run_sweep(sweep, address=options.address, console=Console())
-    print(summary_text(result.records, outline_of(sweep)))
-    folder = store_of(sweep).folder
-    print(f"Records: {folder}")
+    data = read_sweep(store_of(sweep).folder)
+    print(summary_text(answer(data), data))
+    print(f"Records: {data.folder}")
     if result.failure:
         print(f"autotune: {result.failure}", file=sys.stderr)
         return ExitCode.FAILED
     if not result.is_complete:
         print("Interrupted; run the same command again to go on.", file=sys.stderr)
         return ExitCode.INTERRUPTED
-    if result.best is not None:
-        print(
-            f"Production: python -m verl.trainer.main_ppo --config-path {folder} "
-            f"--config-name {BEST_FILE.removesuffix('.yaml')}"
-        )
     return ExitCode.DONE

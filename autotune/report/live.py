@@ -17,13 +17,14 @@ from rich.text import Text
 
 from autotune.knobs import KnobValue
 from autotune.measure.stats import median
-from autotune.objective import Constraint, StepRecord, TrialRecord, TrialState, best_feasible
+from autotune.objective import Constraint, StepRecord, TrialRecord, best_feasible
 from autotune.report.text import (
     SweepOutline,
     changed_knobs,
     duration_s,
     format_duration,
     format_value,
+    outcome,
     step_line,
     trial_line,
 )
@@ -223,11 +224,9 @@ def progress_line(
 
 
 def _finished_row(record: TrialRecord, outline: SweepOutline, *, is_best: bool) -> Row:
-    complete = record.state is TrialState.COMPLETE
-    state = ("feasible" if record.feasible else "infeasible") if complete else record.state.value
     return Row(
         number=record.number,
-        state=state.replace("_", " "),
+        state=outcome(record).replace("_", " "),
         knobs=changed_knobs(record.setting, outline.baseline),
         objective=format_value(outline.objective, record.value(outline.objective)),
         constraints=tuple(

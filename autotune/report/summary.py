@@ -1,108 +1,155 @@
-"""The closing text of a sweep: the winner against the baseline, its constraints, times, failures.
+"""The answer of a sweep as text: the winner against the baseline, its constraints, times, failures.
 
-Runs in the driver. Pure functions from records to text. Start-up and step time are stated apart:
-the first is paid once a trial, the second is what was tuned.
+Runs in whatever process reports. Pure functions from the answer to text; ``autotune sweep`` ends
+with it and ``autotune report`` prints it. Start-up and step time are stated apart: the first is
+paid once a trial, the second is what was tuned.
 """
 
 from collections import Counter
-from collections.abc import Sequence
 
-from autotune.measure.stats import median
-from autotune.objective import TrialRecord, TrialState, best_feasible, least_infeasible
-from autotune.report.text import (
-    SweepOutline,
-    against_limit,
-    changed_knobs,
-    format_number,
-    format_value,
-)
+from autotune.objective import TrialState
+from autotune.report.answer import Answer, Gain, LimitStatus, Verdict, startup_median_s
+from autotune.report.reading import SweepData
+from autotune.report.text import changed_knobs, format_number, format_value, knob_text
 
-
-def summary_text(records: Sequence[TrialRecord], outline: SweepOutline) -> str:
-    """Return the closing text: the best feasible trial, or the least infeasible one."""
-    best = best_feasible(records, outline.objective)
-    shown = best if best is not None else least_infeasible(records)
-    baseline = next((record for record in records if record.number == 0), None)
-    lines = [_counts_line(records, outline)]
-    if best is not None:
-        lines += _best_lines(best, baseline, outline)
-    else:
-        lines.append("No trial is feasible.")
-    if shown is not None and shown.state is TrialState.COMPLETE:
-        lines += _least_infeasible_lines(shown, outline) if best is None else []
-        lines += _constraint_lines(shown, outline)
-        lines += _time_lines(records, shown, baseline)
-    return "\n".join(lines + _failure_lines(records))
+CLAIMS = {
+    Verdict.PROVEN: "Proven: measured again against the baseline in fresh jobs.",
+    Verdict.NOT_PROVEN: "Not proven: measured again, and the interval leaves it open.",
+    Verdict.WORSE: "Worse: measured again, and not as good as the baseline.",
+    Verdict.NOT_VERIFIED: "Not verified: measured in one job only, picked as the best of many.",
+    Verdict.BASELINE_IS_BEST: "Nothing to change: no feasible trial beats the baseline.",
+    Verdict.NOTHING_FEASIBLE: "No trial is feasible.",
+    Verdict.NOTHING_FINISHED: "No trial has finished yet.",
+}
 
 
-def _counts_line(records: Sequence[TrialRecord], outline: SweepOutline) -> str:
-    counted = [record for record in records if record.state.is_setting_fault]
-    complete = [record for record in counted if record.state is TrialState.COMPLETE]
-    num_feasible = sum(record.feasible for record in complete)
+def summary_text(answer: Answer, data: SweepData) -> str:
+    """Return the answer in lines that read from the top down."""
+    lines = [counts_line(answer, data), *_headline(answer, data), *_change_lines(answer)]
+    if answer.limits:
+        lines += ["Constraints:", *(f"  {limit_text(limit)}" for limit in answer.limits)]
+        lines.append(binding_text(answer))
+    lines += _time_lines(answer, data) + _failure_lines(data)
+    if answer.production is not None:
+        lines.append(f"Production: {answer.production}")
+    return "\n".join(lines)
+
+
+def counts_line(answer: Answer, data: SweepData) -> str:
+    """Return how many trials ended how, and what they cost."""
+    counts = {cost.outcome: cost.num_trials for cost in answer.costs}
+    complete = counts.get("feasible", 0) + counts.get("infeasible", 0)
+    hours = sum(cost.gpu_hours for cost in answer.costs)
+    running = ", running" if answer.is_running else ""
     return (
-        f"Sweep {outline.name}: {len(counted)} of {outline.num_trials} trials finished: "
-        f"{num_feasible} feasible, {len(complete) - num_feasible} infeasible, "
-        f"{len(counted) - len(complete)} failed."
+        f"Sweep {answer.sweep}{running}: {answer.num_finished} of {answer.num_trials} trials "
+        f"finished: {counts.get('feasible', 0)} feasible, {counts.get('infeasible', 0)} "
+        f"infeasible, {answer.num_finished - complete} failed; "
+        f"{format_number(hours)} {gpu_word(data)}-hours."
     )
 
 
-def _best_lines(
-    best: TrialRecord, baseline: TrialRecord | None, outline: SweepOutline
-) -> list[str]:
-    value = best.value(outline.objective)
-    line = (
-        f"Best feasible: trial {best.number}, {outline.objective} "
-        f"{format_value(outline.objective, value)}"
-    )
-    reference = baseline.value(outline.objective) if baseline is not None else None
-    if best.number == 0:
-        return [f"{line}: the baseline itself."]
-    knobs = f"  {changed_knobs(best.setting, outline.baseline)}"
-    if value is None or not reference:
-        return [f"{line}; the baseline was not measured.", knobs]
-    note = "" if baseline is not None and baseline.feasible else ", which is infeasible"
-    shown = format_value(outline.objective, reference)
-    return [f"{line}, {value / reference:.2f} times the baseline ({shown}{note}).", knobs]
+def gpu_word(data: SweepData) -> str:
+    """Return what a rank holds."""
+    return "GPU" if data.config.resources.device == "gpu" else "rank"
 
 
-def _least_infeasible_lines(record: TrialRecord, outline: SweepOutline) -> list[str]:
-    value = format_value(outline.objective, record.value(outline.objective))
+def gain_text(gain: Gain) -> str:
+    """Return the gain with its interval."""
+    if gain.low is None or gain.high is None:
+        return f"{gain.ratio:.2f} times the baseline (no interval: {gain.basis})"
+    interval = f"95 % interval {gain.low:.2f} to {gain.high:.2f}"
+    return f"{gain.ratio:.2f} times the baseline ({interval}: {gain.basis})"
+
+
+def limit_text(limit: LimitStatus) -> str:
+    """Return a constraint's value against its limit, in words."""
+    bound = format_value(limit.metric, limit.max)
+    if limit.value is None or limit.headroom_ratio is None:
+        return f"{limit.metric}: not measured ({limit.reason}), limit {bound}"
+    room = f"head-room {100 * limit.headroom_ratio:.0f} %"
+    state = "BROKEN" if limit.headroom_ratio < 0 else room
+    value = format_value(limit.metric, limit.value)
+    floor = format_value(limit.metric, limit.baseline)
+    return f"{limit.metric}: {value} of {bound}, {state}; baseline {floor}"
+
+
+def binding_text(answer: Answer) -> str:
+    """Return which constraint held back a better setting."""
+    bound = next((limit for limit in answer.limits if limit.metric == answer.binding), None)
+    if bound is not None:
+        rivals = "better trials" if answer.winner is not None else "trials"
+        return f"Binding: {bound.metric}, which {_count(bound.num_refused, rivals)}."
+    measured = [limit for limit in answer.limits if limit.headroom_ratio is not None]
+    closest = min(measured, key=lambda limit: limit.headroom_ratio or 0.0, default=None)
+    if closest is None:
+        return "Binding: unknown, no constraint was measured."
+    return f"Binding: none, no better trial was refused; the closest limit is {closest.metric}."
+
+
+def _count(number: int, plural: str) -> str:
+    """Return "1 trial breaks" or "2 trials break"."""
+    return f"1 {plural[:-1]} breaks" if number == 1 else f"{number} {plural} break"
+
+
+def _headline(answer: Answer, data: SweepData) -> list[str]:
+    shown = answer.shown
+    if shown is None:
+        return [CLAIMS[answer.verdict]]
+    value = format_value(answer.objective, shown.value(answer.objective))
+    if answer.winner is None:
+        knobs = changed_knobs(shown.setting, data.baseline_setting)
+        return [
+            CLAIMS[answer.verdict],
+            f"Least infeasible: trial {shown.number}, {answer.objective} {value} [{knobs}]",
+        ]
+    line = f"Winner: trial {shown.number}, {answer.objective} {value}"
+    if answer.verdict is Verdict.BASELINE_IS_BEST:
+        return [f"{line}: the baseline itself.", CLAIMS[answer.verdict]]
+    if answer.gain is None:
+        return [f"{line}; the baseline was not measured.", CLAIMS[answer.verdict]]
+    return [f"{line}, {gain_text(answer.gain)}.", *_baseline_lines(answer), CLAIMS[answer.verdict]]
+
+
+def _baseline_lines(answer: Answer) -> list[str]:
+    assert answer.baseline is not None
+    value = format_value(answer.objective, answer.baseline.value(answer.objective))
+    note = "" if answer.baseline.feasible else ", which breaks a constraint itself"
+    return [f"Baseline: {value}{note}."]
+
+
+def _change_lines(answer: Answer) -> list[str]:
+    if not answer.changes:
+        return []
+    width = max(len(change.knob) for change in answer.changes)
     return [
-        f"Least infeasible: trial {record.number}, {outline.objective} {value}.",
-        f"  {changed_knobs(record.setting, outline.baseline)}",
+        "Change:",
+        *(
+            f"  {change.knob:<{width}}  {knob_text(change.was)} -> {knob_text(change.now)}"
+            for change in answer.changes
+        ),
     ]
 
 
-def _constraint_lines(record: TrialRecord, outline: SweepOutline) -> list[str]:
-    return [
-        f"  {constraint.metric}: {against_limit(record, constraint)}"
-        + (f" ({reason})" if (reason := record.absent.get(constraint.metric)) else "")
-        for constraint in outline.constraints
-    ]
-
-
-def _time_lines(
-    records: Sequence[TrialRecord], shown: TrialRecord, baseline: TrialRecord | None
-) -> list[str]:
+def _time_lines(answer: Answer, data: SweepData) -> list[str]:
     """Return start-up and step time apart."""
-    startups = [
-        value for record in records if (value := record.metrics.get("startup_s")) is not None
-    ]
-    steps = {record.number: record.metrics.get("step_s") for record in (baseline, shown) if record}
+    startup = startup_median_s(data.trials)
+    lines = [f"Start-up: {format_number(startup)} s a trial (median)."] if startup else []
+    shown = {r.number: r.metrics.get("step_s") for r in (answer.baseline, answer.shown) if r}
     texts = [
         f"{format_number(value)} s ({'baseline' if number == 0 else f'trial {number}'})"
-        for number, value in steps.items()
+        for number, value in shown.items()
         if value is not None
     ]
-    lines = [f"Start-up: {format_number(median(startups))} s a trial (median)."] if startups else []
     return lines + ([f"Step: {', '.join(texts)}."] if texts else [])
 
 
-def _failure_lines(records: Sequence[TrialRecord]) -> list[str]:
-    failed = [record for record in records if record.state is not TrialState.COMPLETE]
+def _failure_lines(data: SweepData) -> list[str]:
+    failed = [record for record in data.trials if record.state is not TrialState.COMPLETE]
     counts = Counter(record.state for record in failed)
     return [
-        f"{state.value}: {count} trial(s), e.g. trial {example.number}: {example.cause}"
+        f"{state.value}: {count} {'trial' if count == 1 else 'trials'}, "
+        f"e.g. trial {example.number}: {example.cause}"
         for state, count in counts.items()
         if (example := next(record for record in failed if record.state is state))
     ]

@@ -34,9 +34,18 @@ class SweepOutline:
 def changed_knobs(setting: Mapping[str, KnobValue], baseline: Mapping[str, KnobValue]) -> str:
     """Return the knobs whose value differs from the baseline's, in words."""
     changes = [
-        f"{name}={_knob_text(value)}" for name, value in setting.items() if value != baseline[name]
+        f"{name}={knob_text(value)}"
+        for name, value in setting.items()
+        if name not in baseline or value != baseline[name]
     ]
     return ", ".join(changes) if changes else "baseline"
+
+
+def outcome(record: TrialRecord) -> str:
+    """Return how a trial ended: ``feasible``, ``infeasible``, or the state of one that failed."""
+    if record.state is not TrialState.COMPLETE:
+        return record.state.value
+    return "feasible" if record.feasible else "infeasible"
 
 
 def format_value(metric: str, value: float | None) -> str:
@@ -70,14 +79,14 @@ def trial_line(record: TrialRecord, records: Sequence[TrialRecord], outline: Swe
     knobs = changed_knobs(record.setting, outline.baseline)
     if record.state is not TrialState.COMPLETE:
         return f"trial {record.number} failed ({record.state.value}): {record.cause} [{knobs}]"
-    verdict = "feasible" if record.feasible else "infeasible"
     mark = " (best so far)" if record is best_feasible(records, outline.objective) else ""
     value = format_value(outline.objective, record.value(outline.objective))
     limits = [
         f"{constraint.metric} {against_limit(record, constraint)}"
         for constraint in outline.constraints
     ]
-    return f"trial {record.number} {verdict}: {', '.join([value + mark, *limits])} [{knobs}]"
+    numbers = ", ".join([value + mark, *limits])
+    return f"trial {record.number} {outcome(record)}: {numbers} [{knobs}]"
 
 
 def step_line(step: StepRecord, outline: SweepOutline) -> str:
@@ -108,5 +117,8 @@ def duration_s(record: TrialRecord) -> float:
     return (datetime.fromisoformat(record.ended_at) - started).total_seconds()
 
 
-def _knob_text(value: KnobValue) -> str:
+def knob_text(value: KnobValue | None) -> str:
+    """Return a knob's value as a YAML file holds it."""
+    if value is None:
+        return "unset"
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,10 +1,15 @@
 """Records that the report's tests share."""
 
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from sweep_maker import SweepSpec, make_config
+
 from autotune.knobs import KnobValue
-from autotune.objective import TrialRecord, TrialState, evaluate
-from autotune.report import SweepOutline
+from autotune.objective import StepKind, StepRecord, TrialRecord, TrialState, evaluate
+from autotune.report.reading import SweepData
+from autotune.report.text import SweepOutline
 from autotune.settings import ConstraintConfig
 
 MICRO = "ppo_micro_batch_size_per_gpu"
@@ -65,3 +70,40 @@ def failed(number: int, state: TrialState = TrialState.OUT_OF_MEMORY) -> TrialRe
         feasible=False,
         cause="rank 1 ran out of memory",
     )
+
+
+def measured(number: int, throughputs: Sequence[float]) -> list[StepRecord]:
+    """A warm-up step that must not count, and measured steps."""
+    values = [1.0, *throughputs]
+    kinds = [StepKind.WARMUP] + [StepKind.MEASURED] * len(throughputs)
+    return [
+        StepRecord(
+            number=number,
+            attempt=0,
+            step=index,
+            kind=kind,
+            metrics={"perf/throughput": value, "timing_s/step": 200.0 / value},
+        )
+        for index, (kind, value) in enumerate(zip(kinds, values, strict=True), start=1)
+    ]
+
+
+def sweep_data(
+    trials: Sequence[TrialRecord],
+    steps: Mapping[int, Sequence[StepRecord]] | None = None,
+    **changes: Any,
+) -> SweepData:
+    """The sweep `demo` of nine trials on eight GPUs with the constraints of OUTLINE."""
+    limits = tuple((constraint.metric, constraint.max) for constraint in OUTLINE.constraints)
+    spec = SweepSpec(name=OUTLINE.name, budget=OUTLINE.num_trials, limits=limits)
+    values: dict[str, Any] = {
+        "folder": Path("/sweeps/demo"),
+        "config": make_config(spec, Path("/sweeps")),
+        "versions": {"verl": "0.9.1"},
+        "trials": trials,
+        "steps": steps or {},
+        "is_running": False,
+        "has_best_file": True,
+        "calibration": None,
+    }
+    return SweepData(**{**values, **changes})

@@ -7,8 +7,8 @@ from report_cases import BASELINE, MICRO, OUTLINE, failed, trial
 from rich.console import Console
 
 from autotune.objective import StepKind, StepRecord, TrialState
-from autotune.report import LiveTable
 from autotune.report.live import (
+    LiveTable,
     Row,
     RunningTrial,
     build_rows,

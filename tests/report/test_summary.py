@@ -1,68 +1,99 @@
 """The closing text, word by word."""
 
-from report_cases import MICRO, OUTLINE, failed, trial
+from typing import Any
 
-from autotune.objective import TrialState
-from autotune.report import summary_text
+from report_cases import MICRO, failed, measured, sweep_data, trial
+
+from autotune.objective import TrialRecord, TrialState
+from autotune.report.answer import answer
+from autotune.report.summary import summary_text
+
+
+def text_of(trials: list[TrialRecord], **changes: Any) -> str:
+    data = sweep_data(trials, **changes)
+    return summary_text(answer(data), data)
 
 
 def test_the_winner_is_set_against_the_baseline() -> None:
     records = [trial(0), trial(1, throughput=183.0), trial(2, throughput=900.0, memory=0.99)]
-    assert summary_text(records, OUTLINE).splitlines() == [
-        "Sweep demo: 3 of 9 trials finished: 2 feasible, 1 infeasible, 0 failed.",
-        "Best feasible: trial 1, throughput_tokens_per_s_per_gpu 183 tokens/s/GPU, "
-        "1.83 times the baseline (100 tokens/s/GPU).",
-        f"  {MICRO}=8",
-        "  peak_memory_ratio: 50 % (max 90 %)",
-        "  exposed_comm_ratio: n/a (max 20 %) (no profiled step finished)",
+    assert text_of(records).splitlines() == [
+        "Sweep demo: 3 of 9 trials finished: 2 feasible, 1 infeasible, 0 failed; 0.667 GPU-hours.",
+        "Winner: trial 1, throughput_tokens_per_s_per_gpu 183 tokens/s/GPU, "
+        "1.83 times the baseline (no interval: one value a trial).",
+        "Baseline: 100 tokens/s/GPU.",
+        "Not verified: measured in one job only, picked as the best of many.",
+        "Change:",
+        f"  {MICRO}  2 -> 8",
+        "Constraints:",
+        "  peak_memory_ratio: 50 % of 90 %, head-room 44 %; baseline 50 %",
+        "  exposed_comm_ratio: not measured (no profiled step finished), limit 20 %",
+        "Binding: peak_memory_ratio, which 1 better trial breaks.",
         "Start-up: 60 s a trial (median).",
         "Step: 2 s (baseline), 1.09 s (trial 1).",
+        "Production: python -m verl.trainer.main_ppo --config-path /sweeps/demo --config-name best",
     ]
 
 
+def test_the_gain_has_the_interval_of_its_steps() -> None:
+    steps = {0: measured(0, [100.0, 100.0]), 1: measured(1, [180.0, 186.0])}
+    text = text_of([trial(0), trial(1, throughput=183.0)], steps=steps)
+    assert "1.83 times the baseline (95 % interval 1.80 to 1.86: scatter" in text
+
+
 def test_a_baseline_that_wins_is_called_that() -> None:
-    text = summary_text([trial(0), trial(1, throughput=50.0)], OUTLINE)
-    assert "Best feasible: trial 0" in text and "the baseline itself." in text
+    text = text_of([trial(0), trial(1, throughput=50.0)])
+    assert "Winner: trial 0" in text and "the baseline itself." in text
+    assert "Nothing to change" in text and "Change:" not in text
     assert "Step: 2 s (baseline)." in text
 
 
 def test_an_infeasible_baseline_is_named_so() -> None:
-    text = summary_text([trial(0, memory=0.95), trial(1)], OUTLINE)
-    assert "1.00 times the baseline (100 tokens/s/GPU, which is infeasible)." in text
+    text = text_of([trial(0, memory=0.95), trial(1)])
+    assert "Baseline: 100 tokens/s/GPU, which breaks a constraint itself." in text
 
 
 def test_without_a_measured_baseline_there_is_no_ratio() -> None:
-    text = summary_text([failed(0), trial(1)], OUTLINE)
+    text = text_of([failed(0), trial(1)])
     assert "tokens/s/GPU; the baseline was not measured." in text
-    assert "times" not in text
+    assert "times the baseline" not in text
 
 
 def test_without_a_feasible_trial_the_least_infeasible_is_shown() -> None:
     records = [trial(0, memory=0.99), trial(1, memory=0.92), failed(2)]
-    lines = summary_text(records, OUTLINE).splitlines()
+    lines = text_of(records).splitlines()
     assert lines[1:5] == [
         "No trial is feasible.",
-        "Least infeasible: trial 1, throughput_tokens_per_s_per_gpu 100 tokens/s/GPU.",
-        f"  {MICRO}=8",
-        "  peak_memory_ratio: 92 % (max 90 %, broken)",
+        "Least infeasible: trial 1, throughput_tokens_per_s_per_gpu 100 tokens/s/GPU "
+        f"[{MICRO}=8]",
+        "Constraints:",
+        "  peak_memory_ratio: 92 % of 90 %, BROKEN; baseline 99 %",
     ]
+    assert "Binding: peak_memory_ratio, which 2 trials break." in lines
+    assert not any(line.startswith("Production") for line in lines)
+
+
+def test_no_constraint_binds_where_no_better_trial_was_refused() -> None:
+    text = text_of([trial(0), trial(1, throughput=183.0)])
+    assert "Binding: none, no better trial was refused; the closest limit is peak_memory" in text
 
 
 def test_failures_are_counted_by_cause() -> None:
     records = [trial(0), failed(1), failed(2), failed(3, TrialState.INFRASTRUCTURE)]
-    assert summary_text(records, OUTLINE).splitlines()[-2:] == [
-        "out_of_memory: 2 trial(s), e.g. trial 1: rank 1 ran out of memory",
-        "infrastructure: 1 trial(s), e.g. trial 3: rank 1 ran out of memory",
+    assert text_of(records, has_best_file=False).splitlines()[-2:] == [
+        "out_of_memory: 2 trials, e.g. trial 1: rank 1 ran out of memory",
+        "infrastructure: 1 trial, e.g. trial 3: rank 1 ran out of memory",
     ]
 
 
 def test_only_failures_leave_nothing_but_their_causes() -> None:
-    assert summary_text([failed(0)], OUTLINE).splitlines() == [
-        "Sweep demo: 1 of 9 trials finished: 0 feasible, 0 infeasible, 1 failed.",
-        "No trial is feasible.",
-        "out_of_memory: 1 trial(s), e.g. trial 0: rank 1 ran out of memory",
-    ]
+    lines = text_of([failed(0)]).splitlines()
+    assert lines[0].startswith("Sweep demo: 1 of 9 trials finished: 0 feasible, 0 infeasible, 1 fa")
+    assert lines[1] == "No trial is feasible."
+    assert lines[2].startswith("Least infeasible: trial 0")
+    assert lines[3:] == ["out_of_memory: 1 trial, e.g. trial 0: rank 1 ran out of memory"]
 
 
 def test_a_sweep_without_trials_says_so() -> None:
-    assert "0 of 9 trials finished" in summary_text([], OUTLINE)
+    lines = text_of([], is_running=True).splitlines()
+    assert lines[0].startswith("Sweep demo, running: 0 of 9 trials finished")
+    assert lines[1:] == ["No trial has finished yet."]

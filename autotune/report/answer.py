@@ -1,0 +1,314 @@
+"""The answer of a sweep: what won, by how much, what bound it, what to change, what it cost.
+
+Runs in whatever process reports. Pure functions from :class:`~autotune.report.reading.SweepData` to
+:class:`Answer`, which the terminal, the HTML page, wandb and ``--json`` all show: they never
+compute anything about the sweep themselves. Also holds :class:`Comparison` of two trials or two
+sweeps.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+import numpy as np
+
+from autotune.knobs import KnobValue
+from autotune.measure.stats import median
+from autotune.metrics import METRICS
+from autotune.objective import (
+    StepKind,
+    StepRecord,
+    TrialRecord,
+    TrialState,
+    best_feasible,
+    is_better,
+    is_maximised,
+    least_infeasible,
+)
+from autotune.report.reading import SweepData
+from autotune.report.text import duration_s, outcome
+from autotune.store import BEST_FILE
+
+STEP_KEYS = {"throughput_tokens_per_s_per_gpu": "perf/throughput", "step_s": "timing_s/step"}
+"""Objective -> the step metric whose median over measured steps it is."""
+CONFIDENCE = 0.95
+_RESAMPLES = 4000
+
+
+class Verdict(str, Enum):
+    """What may be said about the winner."""
+
+    PROVEN = "proven"
+    """Measured again against the baseline, interleaved in fresh jobs, and faster."""
+    NOT_PROVEN = "not_proven"
+    """Measured again, and the interval leaves open whether it is faster."""
+    WORSE = "worse"
+    """Measured again, and not as good as the baseline."""
+    NOT_VERIFIED = "not_verified"
+    """The best feasible trial of the sweep, not measured again."""
+    BASELINE_IS_BEST = "baseline_is_best"
+    """No feasible trial beats the base job's own settings."""
+    NOTHING_FEASIBLE = "nothing_feasible"
+    """No finished trial keeps all constraints."""
+    NOTHING_FINISHED = "nothing_finished"
+    """No trial has ended yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gain:
+    """How much better the winner is than the baseline."""
+
+    ratio: float
+    """Winner / baseline of the objective, or baseline / winner where less is better: above 1 is
+    better."""
+    low: float | None
+    """Lower end of the 95 % interval; None with its reason in ``basis``."""
+    high: float | None
+    basis: str
+    """What the interval covers, in words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitStatus:
+    """One constraint at the shown trial."""
+
+    metric: str
+    max: float
+    value: float | None
+    """The shown trial's value; None when not measured."""
+    reason: str
+    """Why ``value`` is None; empty otherwise."""
+    baseline: float | None
+    """The baseline's own value: the noise floor of consistency metrics."""
+    headroom_ratio: float | None
+    """(max - value) / max; below 0: broken."""
+    num_refused: int
+    """Trials that break this limit: those better than the winner; without a winner, all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A knob that the winner sets otherwise than the base job."""
+
+    knob: str
+    was: KnobValue | None
+    now: KnobValue
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """What trials of one outcome cost."""
+
+    outcome: str
+    """``feasible``, ``infeasible``, or the state of a trial that failed."""
+    num_trials: int
+    gpu_hours: float
+    """GPUs (without an accelerator: ranks) held x wall time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a sweep found, as far as it has come."""
+
+    sweep: str
+    verdict: Verdict
+    objective: str
+    unit: str
+    num_trials: int
+    """Trials of the budget."""
+    num_finished: int
+    """Trials that count: those lost through no fault of their setting do not."""
+    is_running: bool
+    winner: TrialRecord | None
+    """The best feasible trial; the baseline itself where nothing beats it."""
+    baseline: TrialRecord | None
+    closest: TrialRecord | None
+    """Without a winner: the trial that misses the constraints by least."""
+    gain: Gain | None
+    """None without a winner other than the baseline, or without a measured baseline."""
+    limits: tuple[LimitStatus, ...]
+    """The constraints at the winner, or at the closest trial."""
+    binding: str | None
+    """Metric of the constraint that refused most trials, see ``LimitStatus.num_refused``; None: no
+    constraint held back a better setting."""
+    changes: tuple[Change, ...]
+    overrides: tuple[str, ...]
+    """The changes as Hydra overrides of verl's command line."""
+    production: str | None
+    """The command that runs the winner; None before ``best.yaml`` is written."""
+    costs: tuple[Cost, ...]
+
+    @property
+    def shown(self) -> TrialRecord | None:
+        """The trial that the answer is about."""
+        return self.winner if self.winner is not None else self.closest
+
+
+def answer(data: SweepData) -> Answer:
+    """Return what a sweep has found so far."""
+    objective = data.config.objective.metric
+    winner = best_feasible(data.trials, objective)
+    closest = least_infeasible(data.trials) if winner is None else None
+    shown = winner if winner is not None else closest
+    limits = _limits(data, shown, winner)
+    return Answer(
+        sweep=data.config.name,
+        verdict=_verdict(data, winner),
+        objective=objective,
+        unit=METRICS[objective].unit,
+        num_trials=data.config.search.num_trials,
+        num_finished=sum(record.state.is_setting_fault for record in data.trials),
+        is_running=data.is_running,
+        winner=winner,
+        baseline=data.baseline,
+        closest=closest,
+        gain=gain(data, winner),
+        limits=limits,
+        binding=_binding(limits),
+        changes=changes(data, winner),
+        overrides=tuple(winner.overrides) if winner is not None else (),
+        production=production_command(data.folder) if data.has_best_file and winner else None,
+        costs=costs(data.trials, data.config.resources.num_ranks),
+    )
+
+
+def production_command(folder: Path) -> str:
+    """Return the command that runs a sweep's best setting."""
+    return (
+        f"python -m verl.trainer.main_ppo --config-path {folder} "
+        f"--config-name {BEST_FILE.removesuffix('.yaml')}"
+    )
+
+
+def gain(data: SweepData, winner: TrialRecord | None) -> Gain | None:
+    """Return the winner's gain over the baseline; None where there is nothing to set it against."""
+    objective = data.config.objective.metric
+    reference = data.baseline.value(objective) if data.baseline is not None else None
+    value = winner.value(objective) if winner is not None else None
+    if winner is None or winner.number == 0 or not reference or not value:
+        return None
+    better, worse = (value, reference) if is_maximised(objective) else (reference, value)
+    interval = step_interval(
+        data.last_attempt(winner.number), data.last_attempt(0), objective=objective
+    )
+    if interval is None:
+        return Gain(ratio=better / worse, low=None, high=None, basis="one value a trial")
+    basis = "scatter of the measured steps within one job each; jobs differ too"
+    return Gain(ratio=better / worse, low=interval[0], high=interval[1], basis=basis)
+
+
+def step_interval(
+    winner: Sequence[StepRecord], baseline: Sequence[StepRecord], *, objective: str, seed: int = 0
+) -> tuple[float, float] | None:
+    """Return a percentile bootstrap interval of the ratio of the two medians over measured steps.
+
+    None unless both have at least two measured steps that report the objective.
+    """
+    key = STEP_KEYS.get(objective)
+    samples = [_measured(steps, key) for steps in (winner, baseline)] if key else [[], []]
+    if min(len(values) for values in samples) < 2:
+        return None
+    rng = np.random.default_rng(seed)
+    medians = [
+        np.median(
+            np.asarray(values)[rng.integers(len(values), size=(_RESAMPLES, len(values)))], axis=1
+        )
+        for values in samples
+    ]
+    ratios = medians[0] / medians[1] if is_maximised(objective) else medians[1] / medians[0]
+    tail = (1 - CONFIDENCE) / 2
+    low, high = np.quantile(ratios, [tail, 1 - tail])
+    return float(low), float(high)
+
+
+def changes(data: SweepData, record: TrialRecord | None) -> tuple[Change, ...]:
+    """Return the knobs that a trial sets otherwise than the baseline."""
+    if record is None:
+        return ()
+    was = data.baseline_setting
+    return tuple(
+        Change(knob=knob, was=was.get(knob), now=value)
+        for knob, value in record.setting.items()
+        if knob not in was or was[knob] != value
+    )
+
+
+def costs(trials: Sequence[TrialRecord], num_ranks: int) -> tuple[Cost, ...]:
+    """Return what the finished trials cost, by outcome, the dearest first."""
+    spent: dict[str, list[float]] = {}
+    for record in trials:
+        spent.setdefault(outcome(record), []).append(gpu_seconds(record, num_ranks))
+    found = [
+        Cost(outcome=name, num_trials=len(seconds), gpu_hours=sum(seconds) / 3600)
+        for name, seconds in spent.items()
+    ]
+    return tuple(sorted(found, key=lambda cost: -cost.gpu_hours))
+
+
+def gpu_seconds(record: TrialRecord, num_ranks: int) -> float:
+    """Return what a trial cost; of a trial that was lost before it could say, by its clock."""
+    measured = record.metrics.get("gpu_seconds")
+    return measured if measured is not None else duration_s(record) * num_ranks
+
+
+def startup_median_s(trials: Sequence[TrialRecord]) -> float | None:
+    """Return the median start-up time; None when no job reached its first step."""
+    values = [value for r in trials if (value := r.metrics.get("startup_s")) is not None]
+    return median(values) if values else None
+
+
+def _verdict(data: SweepData, winner: TrialRecord | None) -> Verdict:
+    if winner is None:
+        return Verdict.NOTHING_FEASIBLE if data.trials else Verdict.NOTHING_FINISHED
+    return Verdict.BASELINE_IS_BEST if winner.number == 0 else Verdict.NOT_VERIFIED
+
+
+def _limits(
+    data: SweepData, shown: TrialRecord | None, winner: TrialRecord | None
+) -> tuple[LimitStatus, ...]:
+    if shown is None or shown.state is not TrialState.COMPLETE:
+        return ()
+    rivals = _better(data, winner) if winner is not None else data.trials
+    statuses = []
+    for constraint in data.config.constraints:
+        value = shown.value(constraint.metric)
+        statuses.append(
+            LimitStatus(
+                metric=constraint.metric,
+                max=constraint.max,
+                value=value,
+                reason=shown.absent.get(constraint.metric, "") if value is None else "",
+                baseline=data.baseline.value(constraint.metric) if data.baseline else None,
+                headroom_ratio=None if value is None else 1 - value / constraint.max,
+                num_refused=sum(_breaks(record, constraint.metric) for record in rivals),
+            )
+        )
+    return tuple(statuses)
+
+
+def _better(data: SweepData, winner: TrialRecord) -> list[TrialRecord]:
+    """Return the completed trials with a better objective than the winner's."""
+    objective = data.config.objective.metric
+    best = winner.value(objective)
+    assert best is not None
+    return [
+        record
+        for record in data.trials
+        if (value := record.value(objective)) is not None and is_better(value, best, objective)
+    ]
+
+
+def _binding(limits: Sequence[LimitStatus]) -> str | None:
+    most = max(limits, key=lambda limit: limit.num_refused, default=None)
+    return most.metric if most is not None and most.num_refused else None
+
+
+def _breaks(record: TrialRecord, metric: str) -> bool:
+    violation = record.violations.get(metric)
+    return violation is not None and violation > 0
+
+
+def _measured(steps: Sequence[StepRecord], key: str) -> list[float]:
+    values = [step.metrics.get(key) for step in steps if step.kind is StepKind.MEASURED]
+    return [float(value) for value in values if isinstance(value, int | float)]

@@ -1,0 +1,116 @@
+"""The answer of a sweep, from records whose answer is known by hand."""
+
+import pytest
+from report_cases import MICRO, THROUGHPUT, failed, measured, sweep_data, trial
+
+from autotune.objective import TrialState
+from autotune.report.answer import Change, Verdict, answer, gpu_seconds, step_interval
+
+
+def test_the_best_feasible_trial_wins_by_its_ratio_to_the_baseline() -> None:
+    found = answer(sweep_data([trial(0), trial(1, 150.0), trial(2, 900.0, memory=0.99)]))
+    assert found.winner is not None and found.winner.number == 1
+    assert found.gain is not None and found.gain.ratio == 1.5
+    assert found.verdict is Verdict.NOT_VERIFIED
+
+
+def test_the_interval_comes_from_measured_steps_only() -> None:
+    steps = {0: measured(0, [100.0, 100.0, 100.0]), 1: measured(1, [150.0, 150.0])}
+    found = answer(sweep_data([trial(0), trial(1, 150.0)], steps)).gain
+    assert found is not None and (found.low, found.high) == (1.5, 1.5)
+
+
+def test_the_interval_holds_the_true_ratio_and_narrows_with_more_steps() -> None:
+    noisy = [95.0, 104.0, 98.0, 101.0, 103.0, 97.0]
+    few = step_interval(measured(1, noisy), measured(0, noisy[::-1]), objective=THROUGHPUT)
+    many = step_interval(measured(1, noisy * 9), measured(0, noisy * 9), objective=THROUGHPUT)
+    assert few is not None and many is not None
+    assert few[0] < many[0] < 1 < many[1] < few[1]
+
+
+def test_a_time_that_is_halved_is_a_gain_of_two() -> None:
+    interval = step_interval(
+        measured(1, [200.0, 200.0]), measured(0, [100.0, 100.0]), objective="step_s"
+    )
+    assert interval == (2.0, 2.0)
+
+
+@pytest.mark.parametrize("throughputs", [[], [150.0]])
+def test_a_single_step_gives_no_interval(throughputs: list[float]) -> None:
+    baseline = measured(0, [100.0, 100.0])
+    assert step_interval(measured(1, throughputs), baseline, objective=THROUGHPUT) is None
+
+
+def test_an_objective_that_no_single_step_holds_gives_no_interval() -> None:
+    steps = measured(0, [100.0, 100.0])
+    assert step_interval(steps, steps, objective="kl_std") is None
+
+
+def test_steps_of_an_attempt_that_was_lost_do_not_count() -> None:
+    lost = measured(0, [1.0, 1.0])
+    last = [
+        step.from_dict({**step.to_dict(), "attempt": 1}) for step in measured(0, [100.0, 100.0])
+    ]
+    steps = {0: [*lost, *last], 1: measured(1, [150.0, 150.0])}
+    found = answer(sweep_data([trial(0), trial(1, 150.0)], steps)).gain
+    assert found is not None and found.low == 1.5
+
+
+def test_the_constraint_that_refused_most_better_trials_binds() -> None:
+    records = [trial(0), trial(1, 150.0), trial(2, 900.0, memory=0.99), trial(3, 50.0, memory=0.95)]
+    found = answer(sweep_data(records))
+    assert found.binding == "peak_memory_ratio"
+    assert [limit.num_refused for limit in found.limits] == [1, 0]
+
+
+def test_headroom_is_what_is_left_of_the_limit() -> None:
+    limits = {limit.metric: limit for limit in answer(sweep_data([trial(0)])).limits}
+    assert limits["peak_memory_ratio"].headroom_ratio == pytest.approx(4 / 9)
+    assert limits["exposed_comm_ratio"].headroom_ratio is None
+    assert limits["exposed_comm_ratio"].reason == "no profiled step finished"
+
+
+def test_without_a_winner_the_limits_are_about_the_closest_trial() -> None:
+    found = answer(sweep_data([trial(0, memory=0.99), trial(1, memory=0.92)]))
+    assert found.winner is None and found.closest is not None and found.closest.number == 1
+    assert found.verdict is Verdict.NOTHING_FEASIBLE
+    assert found.limits[0].value == 0.92 and found.limits[0].num_refused == 2
+    assert found.changes == () and found.production is None
+
+
+def test_changes_are_against_the_baseline() -> None:
+    assert answer(sweep_data([trial(0), trial(1, 150.0)])).changes == (
+        Change(knob=MICRO, was=2, now=8),
+    )
+
+
+def test_a_sweep_whose_baseline_still_runs_has_changes_from_nothing_known() -> None:
+    found = answer(sweep_data([trial(1)]))
+    assert found.gain is None
+    assert Change(knob=MICRO, was=None, now=8) in found.changes
+
+
+def test_nothing_finished_is_not_the_same_as_nothing_feasible() -> None:
+    assert answer(sweep_data([])).verdict is Verdict.NOTHING_FINISHED
+
+
+def test_costs_are_counted_by_outcome() -> None:
+    records = [trial(0), trial(1, memory=0.99), failed(2), failed(3)]
+    costs = {cost.outcome: cost for cost in answer(sweep_data(records)).costs}
+    assert {name: cost.num_trials for name, cost in costs.items()} == {
+        "feasible": 1,
+        "infeasible": 1,
+        "out_of_memory": 2,
+    }
+    assert costs["feasible"].gpu_hours == pytest.approx(8 * 100 / 3600)
+    assert costs["out_of_memory"].gpu_hours == pytest.approx(2 * 8 * 100 / 3600)
+
+
+def test_a_lost_trial_costs_what_its_clock_says() -> None:
+    assert gpu_seconds(failed(1, TrialState.INFRASTRUCTURE), num_ranks=8) == 800
+    measured_cost = trial(1, metrics={**trial(1).metrics, "gpu_seconds": 5.0})
+    assert gpu_seconds(measured_cost, num_ranks=8) == 5.0
+
+
+def test_there_is_no_production_command_before_best_yaml_is_there() -> None:
+    assert answer(sweep_data([trial(0)], has_best_file=False)).production is None
