@@ -9,12 +9,13 @@ import logging
 import sys
 from collections.abc import Sequence
 
-from autotune.commands import check, compare, list, report, show, sweep
+from autotune.commands import calibrate, check, compare, list, report, show, sweep
 from autotune.errors import AutotuneError, BadInputError, ExitCode
 
 COMMANDS = {
     "sweep": sweep,
     "check": check,
+    "calibrate": calibrate,
     "list": list,
     "report": report,
     "show": show,

@@ -143,6 +143,9 @@ class SweepConfig:
     constraints: list[ConstraintConfig] = field(default_factory=default_constraints)
     """What a setting must keep to be feasible; without this section, the three of
     :func:`default_constraints`."""
+    calibrate: bool = True
+    """Whether links and devices are measured before the first trial (a minute at most; once for
+    each cluster)."""
     output_dir: str = "sweeps"
     """Folder below which sweeps are kept, relative to the current folder."""
 

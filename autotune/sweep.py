@@ -16,10 +16,12 @@ from typing import Any
 
 import yaml
 
+from autotune.calibrate import calibration_of
 from autotune.config import Sweep, to_yaml
-from autotune.errors import BadInputError
+from autotune.errors import BadInputError, SweepError
 from autotune.export import best_yaml
 from autotune.objective import TrialRecord, best_feasible
+from autotune.report.calibration_text import calibration_line
 from autotune.report.live import LiveTable
 from autotune.report.text import SweepOutline
 from autotune.store import BEST_FILE, CONFIG_FILE, LOG_FOLDER, VERSIONS_FILE, SweepStore
@@ -77,11 +79,23 @@ def run_sweep(sweep: Sweep, *, address: str | None, console: Any) -> SweepResult
     with store.locked():
         _write_inputs(sweep, store)
         with cluster(sweep, address):
+            calibrate_sweep(sweep, store, console)
             result = _tune(sweep, store, console)
         baseline = next((record for record in result.records if record.number == 0), None)
         if result.best is not None and baseline is not None:
             store.write(BEST_FILE, best_yaml(sweep, result.best, baseline, versions()))
     return result
+
+
+def calibrate_sweep(sweep: Sweep, store: SweepStore, console: Any) -> None:
+    """Measure the cluster unless that is done or switched off; a failure is said, never fatal."""
+    if not sweep.config.calibrate:
+        return
+    try:
+        line = calibration_line(calibration_of(sweep, store, console))
+    except SweepError as error:
+        line = f"{error} The sweep goes on without it."
+    console.print(line, markup=False, highlight=False)
 
 
 def _write_inputs(sweep: Sweep, store: SweepStore) -> None:

@@ -18,7 +18,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ),
     ("sampler", "search", "store", "report", "export"),
     ("verl_bridge",),
-    ("progress", "trial", "tuning", "sweep"),
+    ("progress", "trial", "tuning", "calibrate", "sweep"),
     ("commands", "cli"),
 )
 HEAVY = ("ray", "torch", "verl", "transformers", "optuna", "wandb", "hydra", "pandas")
