@@ -22,7 +22,6 @@ from autotune.objective import (
     TrialState,
     best_feasible,
     evaluate,
-    summarise,
 )
 from autotune.settings import (
     BaseJobConfig,
@@ -35,6 +34,7 @@ from autotune.settings import (
     TrialConfig,
 )
 from autotune.store import BEST_FILE, CONFIG_FILE, LOG_FOLDER, VERSIONS_FILE, SweepStore
+from autotune.trial_metrics import summarise
 
 Setting = dict[str, KnobValue]
 
@@ -161,18 +161,19 @@ def run_trial(
         store.append_step(step)
     startup_s = random_numbers.uniform(150, 190)
     wall_s = startup_s + (num_steps * _step_s(setting) * 1.2 if steps else 30)
-    metrics, absent = summarise(
+    own = summarise(
         steps, startup_s=startup_s if steps else None, gpu_seconds=wall_s * NUM_RANKS
     )
-    violations, kept = evaluate(metrics, config.constraints)
+    violations, kept = evaluate(own.metrics, config.constraints)
     record = TrialRecord(
         number=number,
         state=state,
         params=setting,
         setting=setting,
         overrides=_overrides(setting),
-        metrics=metrics,
-        absent=absent,
+        metrics=own.metrics,
+        absent=own.absent,
+        intervals=own.intervals,
         violations=violations,
         feasible=kept and state is TrialState.COMPLETE,
         cause=cause,

@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> ExitCode:
     """Print the comparison."""
-    from autotune.report.comparison import compare
+    from autotune.report.compare import compare
     from autotune.report.documents import comparison_document
     from autotune.report.terminal import comparison_page, console
 

@@ -5,7 +5,7 @@ Runs in whatever process reports. A document is one JSON object with ``schema`` 
 ``autotune.report``: :class:`~autotune.report.answer.Answer`; ``autotune.list``:
 :class:`~autotune.report.overview.SweepLine`; ``autotune.trial``:
 :class:`~autotune.report.overview.TrialView`; ``autotune.comparison``:
-:class:`~autotune.report.comparison.Comparison`. Trials stand as numbers wherever ``trials`` holds
+:class:`~autotune.report.compare.Comparison`. Trials stand as numbers wherever ``trials`` holds
 their records. Numbers that were not measured are null. The version grows when a field is renamed,
 removed or changes its meaning; new fields do not change it.
 """
@@ -19,7 +19,7 @@ from typing import Any
 
 from autotune.objective import StepRecord, TrialRecord
 from autotune.report.answer import Answer
-from autotune.report.comparison import Comparison
+from autotune.report.compare import Comparison
 from autotune.report.overview import SweepLine, TrialView
 from autotune.report.reading import SweepData
 from autotune.report.text import outcome

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from autotune.metrics import METRICS
 from autotune.objective import StepRecord
-from autotune.report.comparison import Comparison, Difference, Side
+from autotune.report.compare import Comparison, Difference, Side
 from autotune.report.overview import SweepLine, TrialView
 from autotune.report.summary import gain_text
 from autotune.report.text import (

@@ -8,7 +8,7 @@ from report_cases import sweep_data, trial
 from sweep_maker import SweepSpec, make_sweep
 
 from autotune.report.answer import answer
-from autotune.report.comparison import compare
+from autotune.report.compare import compare
 from autotune.report.documents import (
     comparison_document,
     list_document,

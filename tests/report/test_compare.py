@@ -6,7 +6,7 @@ import pytest
 from sweep_maker import THROUGHPUT, SweepSpec, make_sweep
 
 from autotune.errors import BadInputError
-from autotune.report.comparison import compare, differences, metric_pairs
+from autotune.report.compare import compare, differences, metric_pairs
 from autotune.report.reading import read_sweep
 
 
