@@ -1,13 +1,14 @@
-"""Make the quickstart's model, data and reward: random, tiny, without a download.
+"""Make a model, data and a reward for the search spaces: random weights, without a download.
 
 Runs by hand or from scripts/quickstart.sh. Writes one folder::
 
-    model/        Qwen2 of 4 layers with random weights, byte-level tokenizer, chat template
+    model/        Qwen2 with random weights (``--size``), byte-level tokenizer, chat template
     train.parquet, test.parquet   small sums, in verl's format
     reward.py     verl's custom reward function
     manifest.json what the folder was made from; an unchanged folder is left as it is
 
 The model cannot calculate. It is there to run every part of a PPO step, and its reward varies.
+``tiny`` is the quickstart's; the other sizes have the shapes of Qwen2.5, hence its speed and memory.
 """
 
 import argparse
@@ -17,9 +18,10 @@ import random
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 MANIFEST = "manifest.json"
 
@@ -49,13 +51,84 @@ def compute_score(
 
 
 @dataclass(frozen=True, kw_only=True)
+class ModelShape:
+    """A Qwen2 model; all of its heads have ``hidden_size / num_heads`` dimensions."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_key_value_heads: int
+    tied: bool
+    """Whether the embedding is the output layer too."""
+    vocabulary: int | None
+    """Tokens; None: bytes and special tokens only."""
+    dtype: str
+    question: str
+    """Text around a sum."""
+
+
+_SHOP = "A shop counts what it has sold today. What is {sum}? Give the number only."
+SIZES = {
+    "tiny": ModelShape(
+        hidden_size=64,
+        intermediate_size=128,
+        num_layers=4,
+        num_heads=4,
+        num_key_value_heads=2,
+        tied=False,
+        vocabulary=None,
+        dtype="float32",
+        question="{sum} = ?",
+    ),
+    "0.5B": ModelShape(
+        hidden_size=896,
+        intermediate_size=4864,
+        num_layers=24,
+        num_heads=14,
+        num_key_value_heads=2,
+        tied=True,
+        vocabulary=151936,
+        dtype="bfloat16",
+        question=_SHOP,
+    ),
+    "1.5B": ModelShape(
+        hidden_size=1536,
+        intermediate_size=8960,
+        num_layers=28,
+        num_heads=12,
+        num_key_value_heads=2,
+        tied=True,
+        vocabulary=151936,
+        dtype="bfloat16",
+        question=_SHOP,
+    ),
+    "7B": ModelShape(
+        hidden_size=3584,
+        intermediate_size=18944,
+        num_layers=28,
+        num_heads=28,
+        num_key_value_heads=4,
+        tied=False,
+        vocabulary=152064,
+        dtype="bfloat16",
+        question=_SHOP,
+    ),
+}
+"""``--size`` -> shape; all but ``tiny`` as in Qwen2.5's configurations."""
+
+_MAX_POSITIONS = {"tiny": 512}
+_WEIGHT_SCALE = 0.02
+
+
+@dataclass(frozen=True, kw_only=True)
 class DemoSettings:
     num_train: int = 256
     """Rows of train.parquet."""
     num_test: int = 16
     """Rows of test.parquet."""
-    num_layers: int = 4
-    hidden_size: int = 64
+    size: str = "tiny"
+    """Key of :data:`SIZES`."""
     seed: int = 0
     """Seed of the weights and the questions."""
 
@@ -140,15 +213,35 @@ def write_questions(folder: Path, settings: DemoSettings, *, source: str, text: 
 
 
 def write_model(folder: Path, settings: DemoSettings) -> None:
-    """Write tokenizer and random model; both have the same vocabulary."""
-    import torch
+    """Write tokenizer, configuration and random weights; all have the same vocabulary."""
+    shape = SIZES[settings.size]
+    vocabulary = _vocabulary(shape.vocabulary)
+    _write_tokenizer(folder, vocabulary)
+    _write_config(folder, shape, vocabulary, _MAX_POSITIONS.get(settings.size, 32768))
+    _write_weights(folder, shape, len(vocabulary), settings.seed)
+
+
+def _vocabulary(num_tokens: int | None) -> dict[str, int]:
+    """Return special tokens, all bytes, and fillers that no text is ever cut into.
+
+    Every token that the model can emit must have a text: engines that disagree on the vocabulary
+    disagree on probabilities. Fillers are spelled in letters and digits, so that the reward varies.
+    """
+    from tokenizers import pre_tokenizers
+
+    tokens = [*SPECIAL_TOKENS, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    missing = 0 if num_tokens is None else num_tokens - len(tokens)
+    # The first character stands for a space in front of the word.
+    tokens += [f"\u0120{index:x}" for index in range(0x100000, 0x100000 + missing)]
+    return {token: index for index, token in enumerate(tokens)}
+
+
+def _write_tokenizer(folder: Path, vocabulary: Mapping[str, int]) -> None:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+    from transformers import PreTrainedTokenizerFast
 
     # Byte-level without merges: transformers gives qwen2 models a byte-level tokenizer class.
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: index for index, token in enumerate([*SPECIAL_TOKENS, *alphabet])}
-    raw = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    raw = Tokenizer(models.BPE(vocab=dict(vocabulary), merges=[]))
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     raw.decoder = decoders.ByteLevel()
     tokenizer = PreTrainedTokenizerFast(
@@ -160,28 +253,101 @@ def write_model(folder: Path, settings: DemoSettings) -> None:
     tokenizer.chat_template = CHAT_TEMPLATE
     tokenizer.save_pretrained(folder)
 
-    torch.manual_seed(settings.seed)
-    config = Qwen2Config(
+
+def _write_config(
+    folder: Path, shape: ModelShape, vocabulary: Mapping[str, int], max_positions: int
+) -> None:
+    from transformers import GenerationConfig, Qwen2Config
+
+    special: dict[str, Any] = {
+        "pad_token_id": vocabulary["<pad>"],
+        "eos_token_id": vocabulary["<|im_end|>"],
+        "bos_token_id": None,
+    }
+    Qwen2Config(
+        architectures=["Qwen2ForCausalLM"],
+        dtype=shape.dtype,
         vocab_size=len(vocabulary),
-        hidden_size=settings.hidden_size,
-        intermediate_size=2 * settings.hidden_size,
-        num_hidden_layers=settings.num_layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        tie_word_embeddings=False,
-        pad_token_id=vocabulary["<pad>"],
-        eos_token_id=vocabulary["<|im_end|>"],
-        bos_token_id=None,
-    )
-    Qwen2ForCausalLM(config).save_pretrained(folder)
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.intermediate_size,
+        num_hidden_layers=shape.num_layers,
+        num_attention_heads=shape.num_heads,
+        num_key_value_heads=shape.num_key_value_heads,
+        max_position_embeddings=max_positions,
+        tie_word_embeddings=shape.tied,
+        **special,
+    ).save_pretrained(folder)
+    GenerationConfig(**special).save_pretrained(folder)
+
+
+def _write_weights(folder: Path, shape: ModelShape, num_tokens: int, seed: int) -> None:
+    """Write one file a layer, so that no more than one is ever in memory."""
+    import torch
+    from safetensors.torch import save_file
+
+    generator = torch.Generator().manual_seed(seed)
+    dtype: torch.dtype = getattr(torch, shape.dtype)
+    files: dict[str, str] = {}
+    num_bytes = 0
+    for number, sizes in enumerate(_parameters(shape, num_tokens)):
+        tensors = {
+            name: _random(name, size, generator).to(dtype) for name, size in sizes.items()
+        }
+        file = f"model-{number:05}.safetensors"
+        save_file(tensors, folder / file, metadata={"format": "pt"})
+        files |= dict.fromkeys(tensors, file)
+        num_bytes += sum(tensor.nbytes for tensor in tensors.values())
+    index = {"metadata": {"total_size": num_bytes}, "weight_map": files}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1) + "\n")
+
+
+def _parameters(shape: ModelShape, num_tokens: int) -> Iterator[dict[str, tuple[int, ...]]]:
+    """Yield the names and sizes of the embeddings and of each layer, as transformers names them."""
+    hidden, mlp = shape.hidden_size, shape.intermediate_size
+    key_value = hidden // shape.num_heads * shape.num_key_value_heads
+    outer: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (num_tokens, hidden),
+        "model.norm.weight": (hidden,),
+    }
+    if not shape.tied:
+        outer["lm_head.weight"] = (num_tokens, hidden)
+    yield outer
+    layer: dict[str, tuple[int, ...]] = {
+        "input_layernorm.weight": (hidden,),
+        "self_attn.q_proj.weight": (hidden, hidden),
+        "self_attn.q_proj.bias": (hidden,),
+        "self_attn.k_proj.weight": (key_value, hidden),
+        "self_attn.k_proj.bias": (key_value,),
+        "self_attn.v_proj.weight": (key_value, hidden),
+        "self_attn.v_proj.bias": (key_value,),
+        "self_attn.o_proj.weight": (hidden, hidden),
+        "post_attention_layernorm.weight": (hidden,),
+        "mlp.gate_proj.weight": (mlp, hidden),
+        "mlp.up_proj.weight": (mlp, hidden),
+        "mlp.down_proj.weight": (hidden, mlp),
+    }
+    for index in range(shape.num_layers):
+        yield {f"model.layers.{index}.{name}": size for name, size in layer.items()}
+
+
+def _random(name: str, size: tuple[int, ...], generator: Any) -> Any:
+    """Return a parameter as transformers initialises it: norms 1, biases 0, the rest normal."""
+    import torch
+
+    if "norm" in name:
+        return torch.ones(size)
+    if name.endswith(".bias"):
+        return torch.zeros(size)
+    return torch.empty(size).normal_(0.0, _WEIGHT_SCALE, generator=generator)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Make the quickstart's model, data and reward.")
+    parser = argparse.ArgumentParser(description="Make a random model, data and a reward.")
+    parser.add_argument("--size", choices=SIZES, default="tiny", help="shape of the model")
     parser.add_argument("--out", type=Path, default=Path("demo/tiny"), help="folder to make")
-    out: Path = parser.parse_args().out
-    settings = DemoSettings()
+    options = parser.parse_args()
+    out: Path = options.out
+    settings = DemoSettings(size=options.size)
     made_from = digest(Path(__file__), settings)
     if is_made(out, made_from):
         print(f"{out} is up to date")
@@ -189,7 +355,7 @@ def main() -> None:
 
     def write(folder: Path) -> None:
         write_model(folder / "model", settings)
-        write_questions(folder, settings, source="demo/sums", text="{sum} = ?")
+        write_questions(folder, settings, source="demo/sums", text=SIZES[settings.size].question)
         (folder / "reward.py").write_text(REWARD)
 
     build(out, made_from, asdict(settings), write)

@@ -63,14 +63,14 @@ def test_reward_is_the_share_of_digits_and_one_for_the_right_number(
 
 
 def test_an_unchanged_folder_is_left_as_it_is(assets: Path) -> None:
-    before = os.stat(assets / "model/model.safetensors").st_mtime_ns
+    before = os.stat(assets / "model/model-00000.safetensors").st_mtime_ns
     assert "up to date" in make(assets).stdout
-    assert os.stat(assets / "model/model.safetensors").st_mtime_ns == before
+    assert os.stat(assets / "model/model-00000.safetensors").st_mtime_ns == before
 
 
 def test_the_same_script_makes_the_same_files(assets: Path, tmp_path: Path) -> None:
     assert make(tmp_path / "again").returncode == 0
-    for name in ("model/model.safetensors", "train.parquet", "test.parquet", "manifest.json"):
+    for name in ("model/model-00000.safetensors", "train.parquet", "test.parquet", "manifest.json"):
         assert (tmp_path / "again" / name).read_bytes() == (assets / name).read_bytes()
 
 
