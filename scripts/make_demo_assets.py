@@ -8,7 +8,7 @@ Runs by hand or from scripts/quickstart.sh. Writes one folder::
     manifest.json what the folder was made from; an unchanged folder is left as it is
 
 The model cannot calculate. It is there to run every part of a PPO step, and its reward varies.
-``tiny`` is the quickstart's; the other sizes have the shapes of Qwen2.5, hence its speed and memory.
+``tiny`` is the quickstart's; the other sizes have the shapes of Qwen2.5, and its speed and memory.
 """
 
 import argparse

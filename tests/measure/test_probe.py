@@ -1,6 +1,7 @@
 """Two gloo ranks measure each other for real: sizes, order and agreement, not speed."""
 
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -26,11 +27,11 @@ probe.leave()
 print(json.dumps(found))
 """
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
 
 @pytest.fixture(scope="module")
 def ranks() -> list[dict[str, Any]]:
-    import socket
-
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
@@ -43,7 +44,7 @@ def ranks() -> list[dict[str, Any]]:
         )
         for rank in range(2)
     ]
-    outputs = [process.communicate(timeout=110)[0] for process in running]
+    outputs = [process.communicate(timeout=280)[0] for process in running]
     assert [process.returncode for process in running] == [0, 0]
     return [json.loads(output.splitlines()[-1]) for output in outputs]
 
