@@ -98,7 +98,7 @@ def test_it_is_kl_regularised_ppo_on_fsdp2_with_vllm(name: str, here: None) -> N
 
 
 @pytest.mark.parametrize(
-    ("name", "micro", "scoring"), zip(SCENARIOS, (4, 8, 16), (4, 8, 4), strict=True)
+    ("name", "micro", "scoring"), list(zip(SCENARIOS, (4, 8, 16), (4, 8, 4), strict=True))
 )
 def test_a_scenario_starts_from_its_own_micro_batches(
     name: str, micro: int, scoring: int, here: None
