@@ -1,15 +1,18 @@
 """The quickstart's assets: made once for all tests, by the script itself."""
 
 import json
+import math
 import os
 import runpy
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pandas
 import pytest
+from transformers import AutoTokenizer
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "make_demo_assets.py"
 
@@ -80,3 +83,47 @@ def test_a_folder_that_it_did_not_make_is_not_touched(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "was not made by this script" in done.stderr
     assert (tmp_path / "mine.txt").read_text() == "keep"
+
+
+@pytest.fixture(scope="module")
+def script() -> dict[str, Any]:
+    return runpy.run_path(str(SCRIPT))
+
+
+@pytest.mark.parametrize(
+    ("size", "num_parameters"),
+    # As the models' cards say, embeddings included once where they are tied.
+    [("0.5B", 494_032_768), ("1.5B", 1_543_714_304), ("7B", 7_615_616_512)],
+)
+def test_large_sizes_have_the_shapes_of_qwen(
+    script: dict[str, Any], size: str, num_parameters: int
+) -> None:
+    shape = script["SIZES"][size]
+    files = script["_parameters"](shape, shape.vocabulary)
+    counts = [math.prod(tensor) for file in files for tensor in file.values()]
+    assert sum(counts) == num_parameters
+
+
+def test_a_large_vocabulary_is_full_and_text_is_still_cut_into_bytes(
+    script: dict[str, Any], tmp_path: Path
+) -> None:
+    vocabulary = script["_vocabulary"](151936)
+    assert sorted(vocabulary.values()) == list(range(151936))
+    script["_write_tokenizer"](tmp_path, vocabulary)
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    assert len(tokenizer) == 151936
+    assert len(tokenizer("7 + 5\n")["input_ids"]) == 6
+    assert all(tokenizer.decode([index]) for index in (0, 259, 260, 151935))
+
+
+def test_questions_with_their_chat_template_fit_the_prompts_of_the_search_spaces(
+    script: dict[str, Any], tmp_path: Path
+) -> None:
+    script["_write_tokenizer"](tmp_path, script["_vocabulary"](None))
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    longest = script["SIZES"]["0.5B"].question.format(sum="9 + 9")
+    messages = [{"role": "user", "content": longest}]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert len(tokenizer(text)["input_ids"]) <= 128
