@@ -27,7 +27,7 @@ COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return its exit code."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    options = _parser().parse_args(arguments)
+    options = parse(arguments)
     try:
         return int(options.run(options))
     except KeyboardInterrupt:
@@ -39,6 +39,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except AutotuneError as error:
         print(f"autotune: {error}", file=sys.stderr)
         return ExitCode.FAILED
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Return the command's options; settings (``key=value``) may stand on both sides of options.
+
+    argparse takes those positional arguments in one run only and leaves the others over.
+    """
+    parser = _parser()
+    options, left = parser.parse_known_args(arguments)
+    strangers = [text for text in left if text.startswith("-") or "=" not in text]
+    if left and (strangers or not hasattr(options, "overrides")):
+        parser.error(f"unrecognized arguments: {' '.join(strangers or left)}")
+    if left:
+        options.overrides += left
+    return options
 
 
 def _parser() -> argparse.ArgumentParser:
