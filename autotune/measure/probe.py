@@ -68,6 +68,7 @@ class RankProbe:
             rank=rank,
             world_size=num_ranks,
             timeout=_TIMEOUT,
+            device_id=torch.device("cuda", 0) if self._device == "cuda" else None,
         )
         return backend
 
