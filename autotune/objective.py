@@ -12,9 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from enum import Enum
+from statistics import fmean
 from typing import Any, Protocol
 
 from autotune.knobs import KnobValue
+from autotune.measure.stats import ONE_SIDED_95, pooled_spread
 from autotune.metrics import METRICS, Direction
 
 StepValue = float | list[float] | None
@@ -38,6 +40,9 @@ class TrialState(str, Enum):
     """No step within its time limit; the job was killed."""
     CRASH = "crash"
     """verl raised an error or its process died by itself."""
+    STOPPED = "stopped"
+    """Stopped by the search after some measured steps: clearly worse than the best so far. Its
+    metrics are of fewer steps, and it is never feasible."""
     INFRASTRUCTURE = "infrastructure"
     """A lost node, a killed actor, a full disk: nobody's setting. Retried, never told to the
     sampler as a failure."""
@@ -46,6 +51,11 @@ class TrialState(str, Enum):
     def is_setting_fault(self) -> bool:
         """Whether the outcome is evidence about the setting itself."""
         return self is not TrialState.INFRASTRUCTURE
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether the setting broke the job."""
+        return self.is_setting_fault and self not in (TrialState.COMPLETE, TrialState.STOPPED)
 
 
 class StepKind(str, Enum):
@@ -193,16 +203,113 @@ def is_better(a: float, b: float, metric: str) -> bool:
 
 
 def best_feasible(records: Sequence[TrialRecord], metric: str) -> TrialRecord | None:
-    """Return the feasible record with the best value of a metric, the earlier of two equal ones."""
-    best: TrialRecord | None = None
+    """Return the record that stands for the best feasible setting, measured as often as it was.
+
+    Trials of one setting are repetitions. Once any setting was repeated, the spread of repetitions
+    is known, and a setting counts by the pessimistic end of what was measured: its mean objective,
+    one standard error worse, where every constraint is still kept at its one-sided 95 % bound; if
+    no setting keeps its limits that clearly, by its mean alone. The winner's record is that of its
+    feasible trial in the middle, the worse of two, so that no lucky repetition is quoted.
+    """
+    repeated = _Repeated(records, metric)
+    for is_strict in (True, False):
+        feasible = [trials for trials in repeated.settings if repeated.keeps(trials, is_strict)]
+        if feasible:
+            scores = [repeated.score(trials) for trials in feasible]
+            return repeated.middle(feasible[scores.index(max(scores))])
+    return None
+
+
+def pareto_front(records: Sequence[TrialRecord], metrics: Sequence[str]) -> list[TrialRecord]:
+    """Return the feasible records that no other one beats in every metric, best in the first one
+    first; of two equal ones the earlier."""
+    points = {
+        record.number: [
+            value if is_maximised(metric) else -value
+            for metric in metrics
+            if (value := record.value(metric)) is not None
+        ]
+        for record in records
+        if record.feasible
+    }
+    complete = {number: point for number, point in points.items() if len(point) == len(metrics)}
+    kept = [
+        record
+        for record in sorted(records, key=lambda record: record.number)
+        if record.number in complete
+        and not any(
+            _dominates(point, complete[record.number])
+            or (point == complete[record.number] and number < record.number)
+            for number, point in complete.items()
+        )
+    ]
+    return sorted(kept, key=lambda record: complete[record.number], reverse=True)
+
+
+def _dominates(a: Sequence[float], b: Sequence[float]) -> bool:
+    return a != b and all(x >= y for x, y in zip(a, b))
+
+
+def repetitions(records: Sequence[TrialRecord]) -> list[list[TrialRecord]]:
+    """Return the completed trials by setting, in the order in which the settings came up."""
+    found: dict[Any, list[TrialRecord]] = {}
     for record in sorted(records, key=lambda record: record.number):
-        value = record.value(metric)
-        if not record.feasible or value is None:
-            continue
-        incumbent = best.value(metric) if best is not None else None
-        if incumbent is None or is_better(value, incumbent, metric):
-            best = record
-    return best
+        if record.state is TrialState.COMPLETE:
+            found.setdefault(tuple(sorted(record.setting.items())), []).append(record)
+    return list(found.values())
+
+
+class _Repeated:
+    """Settings with their trials, and what one trial's spread makes of them."""
+
+    def __init__(self, records: Sequence[TrialRecord], metric: str) -> None:
+        self._metric = metric
+        self._sign = 1.0 if is_maximised(metric) else -1.0
+        everything = repetitions(records)
+        broken = [record.setting for record in records if record.state.is_failure]
+        self.settings = [
+            trials
+            for trials in everything
+            if any(trial.feasible for trial in trials)
+            and all(trial.value(metric) is not None for trial in trials)
+            and trials[0].setting not in broken
+        ]
+        self._is_known = any(len(trials) > 1 for trials in everything)
+        self._spread = pooled_spread([self._values(trials) for trials in everything])
+        names = dict.fromkeys(name for record in records for name in record.violations)
+        self._limits = {
+            name: pooled_spread([_shares(trials, name) for trials in everything]) for name in names
+        }
+
+    def keeps(self, trials: Sequence[TrialRecord], is_strict: bool) -> bool:
+        """Say whether a setting keeps its constraints: by its mean, or clearly."""
+        for name, spread in self._limits.items():
+            shares = _shares(trials, name)
+            if not shares:
+                continue
+            error = ONE_SIDED_95 * spread / math.sqrt(len(shares)) if self._is_known else 0.0
+            if fmean(shares) * (1 + (error if is_strict else 0.0)) > 1:
+                return False
+        return True
+
+    def score(self, trials: Sequence[TrialRecord]) -> float:
+        """Return a setting's mean objective, one standard error worse; more is better."""
+        mean = self._sign * fmean(self._values(trials))
+        error = self._spread / math.sqrt(len(trials)) if self._is_known else 0.0
+        return mean - error * abs(mean)
+
+    def middle(self, trials: Sequence[TrialRecord]) -> TrialRecord:
+        feasible = [trial for trial in trials if trial.feasible]
+        ordered = sorted(feasible, key=lambda trial: self._sign * self._values([trial])[0])
+        return ordered[(len(ordered) - 1) // 2]
+
+    def _values(self, trials: Sequence[TrialRecord]) -> list[float]:
+        return [value for trial in trials if (value := trial.value(self._metric)) is not None]
+
+
+def _shares(trials: Sequence[TrialRecord], name: str) -> list[float]:
+    """Return a constraint's metric of each trial that measured it, as a share of its limit."""
+    return [1 + value for trial in trials if (value := trial.violations.get(name)) is not None]
 
 
 def least_infeasible(records: Sequence[TrialRecord]) -> TrialRecord | None:

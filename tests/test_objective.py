@@ -117,3 +117,62 @@ def test_what_is_not_finite_becomes_none_with_a_reason() -> None:
 def test_a_list_with_an_infinite_value_becomes_none_with_a_reason() -> None:
     data = step(2, StepKind.MEASURED, metrics={"x": [1.0, -math.inf]}).to_dict()
     assert (data["metrics"], data["absent"]) == ({"x": None}, {"x": "not a finite number (-inf)"})
+
+
+# Settings that were measured several times.
+
+
+def repeated(number: int, size: int, throughput: float, kl: float = -0.5) -> TrialRecord:
+    return record(
+        number,
+        setting={"ppo_micro_batch_size_per_gpu": size},
+        metrics={THROUGHPUT: throughput},
+        violations={"kl_std": kl},
+        feasible=kl <= 0,
+    )
+
+
+def test_a_lucky_trial_does_not_win_against_a_repeated_one() -> None:
+    records = [repeated(0, 1, 100.0), repeated(1, 2, 101.0), repeated(2, 1, 101.0)]
+    best = best_feasible(records, THROUGHPUT)
+    assert best is not None and best.setting["ppo_micro_batch_size_per_gpu"] == 1
+
+
+def test_the_winner_is_quoted_by_its_trial_in_the_middle() -> None:
+    records = [repeated(0, 1, 100.0), repeated(1, 1, 130.0), repeated(2, 1, 110.0)]
+    best = best_feasible(records, THROUGHPUT)
+    assert best is not None and best.number == 2
+    best = best_feasible(records[:2], THROUGHPUT)
+    assert best is not None and best.number == 0
+
+
+def test_a_setting_near_its_limit_loses_to_one_that_keeps_it_clearly() -> None:
+    near = [repeated(0, 8, 120.0, kl=-0.02), repeated(1, 8, 121.0, kl=-0.01)]
+    clear = [repeated(2, 4, 100.0, kl=-0.4), repeated(3, 4, 101.0, kl=-0.4)]
+    best = best_feasible([*near, *clear], THROUGHPUT)
+    assert best is not None and best.setting["ppo_micro_batch_size_per_gpu"] == 4
+    alone = best_feasible(near, THROUGHPUT)
+    assert alone is not None and alone.number == 0
+
+
+def test_a_setting_whose_mean_breaks_a_limit_is_not_feasible_however_lucky_once() -> None:
+    records = [repeated(0, 8, 120.0, kl=-0.05), repeated(1, 8, 121.0, kl=0.3)]
+    assert best_feasible(records, THROUGHPUT) is None
+
+
+def test_a_setting_that_failed_when_it_was_repeated_does_not_win() -> None:
+    broken = record(
+        1,
+        setting={"ppo_micro_batch_size_per_gpu": 8},
+        state=TrialState.OUT_OF_MEMORY,
+        metrics={},
+        feasible=False,
+    )
+    records = [repeated(0, 8, 120.0), broken, repeated(2, 4, 90.0)]
+    best = best_feasible(records, THROUGHPUT)
+    assert best is not None and best.number == 2
+
+
+def test_a_stopped_trial_is_evidence_and_no_failure() -> None:
+    assert TrialState.STOPPED.is_setting_fault and not TrialState.STOPPED.is_failure
+    assert TrialState.OUT_OF_MEMORY.is_failure and not TrialState.INFRASTRUCTURE.is_failure

@@ -11,6 +11,13 @@ import numpy as np
 
 Statistic = Callable[[Sequence[float]], float]
 
+ONE_SIDED_95 = 1.645
+"""Standard errors from a mean to its one-sided 95 % bound (normal distribution)."""
+
+_USUAL_SPREAD, _USUAL_WORTH = 0.04, 2
+"""Relative standard deviation of a repeated trial before any was repeated, and the degrees of
+freedom that this belief is worth: two repetitions alone say little."""
+
 
 def median(values: Sequence[float]) -> float:
     """Return the middle value, or the mean of the two middle ones.
@@ -20,6 +27,24 @@ def median(values: Sequence[float]) -> float:
     """
     _check(values)
     return float(np.median(values))
+
+
+def pooled_spread(groups: Sequence[Sequence[float]]) -> float:
+    """Return the relative standard deviation of one repetition, pooled over groups of repetitions.
+
+    Each group's deviations are divided by its own mean; few degrees of freedom are filled up with
+    the usual spread of repeated jobs, so that two equal numbers do not promise a spread of 0.
+
+    Args:
+        groups: Repetitions of one thing each; groups of one, or with a mean of 0, say nothing.
+    """
+    squares, freedom = _USUAL_WORTH * _USUAL_SPREAD**2, _USUAL_WORTH
+    for group in groups:
+        mean = math.fsum(group) / len(group) if group else 0.0
+        if len(group) > 1 and mean:
+            squares += math.fsum((value / mean - 1) ** 2 for value in group)
+            freedom += len(group) - 1
+    return math.sqrt(squares / freedom)
 
 
 def bootstrap_interval(

@@ -1,8 +1,10 @@
 """Medians and bootstrap intervals with answers worked out by hand."""
 
+import math
+
 import pytest
 
-from autotune.measure.stats import bootstrap_interval, median
+from autotune.measure.stats import bootstrap_interval, median, pooled_spread
 
 
 @pytest.mark.parametrize(
@@ -59,3 +61,14 @@ def test_more_confidence_never_narrows_the_interval() -> None:
 def test_confidence_outside_zero_and_one_is_refused(confidence: float) -> None:
     with pytest.raises(ValueError, match="confidence is"):
         bootstrap_interval([1.0], seed=0, confidence=confidence)
+
+
+def test_the_pooled_spread_is_that_of_repetitions_around_their_own_means() -> None:
+    groups = [[100.0, 110.0, 90.0, 105.0, 95.0], [10.0, 11.0, 9.0, 10.5, 9.5], [7.0]]
+    # both groups scatter by 0.0790569; 8 degrees of freedom and 2 of the usual 0.04
+    assert pooled_spread(groups) == pytest.approx(math.sqrt((8 * 0.00625 + 2 * 0.0016) / 10))
+
+
+def test_two_equal_repetitions_do_not_promise_a_spread_of_zero() -> None:
+    assert pooled_spread([[5.0, 5.0]]) > 0.03
+    assert pooled_spread([]) == pytest.approx(0.04)
