@@ -14,6 +14,9 @@ import numpy as np
 from autotune.errors import BadInputError, nearest
 from autotune.knobs import KNOBS, Knob, KnobValue
 
+MAX_INTEGER_RANGE = 100_000
+"""Integers over a wider range are searched as real numbers, then brought to the nearest allowed
+one: Optuna's Gaussian process lists every integer of a range."""
 LOG_FROM_RATIO = 8
 """Choices that span at least this ratio are searched on a logarithmic scale."""
 

@@ -1,0 +1,231 @@
+"""Whether a setting fits into the device's memory, and how sure that is.
+
+Runs in the driver. What a job holds is a sum of parts that grow with known knobs: parameters,
+gradients and optimizer state by sharding and offload, activations by micro-batch, gathered
+parameters by bucket and depth, the rollout's cache. Each part starts from a rough size and is
+fitted to the peaks that were observed, phase by phase where they were measured apart; a Gaussian
+process takes up what the sum leaves open, and its spread is the margin, which shrinks as evidence
+grows. A trial that ran out of memory says that its peak is above the device, and that every setting
+that needs at least as much fails too. Holds for one world size: evidence from another is not read.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtr
+
+from autotune.knobs import KnobValue
+from autotune.models.evidence import Array, Batch, Encoder, Evidence, Setting
+from autotune.models.gaussian_process import GaussianProcess, Prior, usual_length
+from autotune.objective import TrialState
+
+PEAK = "peak_memory_ratio"
+
+MORE_WHEN_LARGER = (
+    "ppo_micro_batch_size_per_gpu",
+    "log_prob_micro_batch_size_per_gpu",
+    "ppo_max_token_len_per_gpu",
+    "log_prob_max_token_len_per_gpu",
+    "critic_ppo_infer_max_token_len_per_gpu",
+    "bucket_size",
+    "forward_prefetch_depth",
+    "backward_prefetch_depth",
+    "forward_prefetch",
+    "use_no_sync_for_gradient_accumulation",
+    "rollout_gpu_memory_utilization",
+    "rollout_max_num_seqs",
+    "rollout_max_num_batched_tokens",
+    "rollout_update_weights_bucket_megabytes",
+)
+"""Knobs that never lower the peak when they grow (False before True)."""
+LESS_WHEN_LARGER = (
+    "reshard_after_forward",
+    "param_offload",
+    "optimizer_offload",
+    "offload_policy",
+    "entropy_from_logits_with_chunking",
+    "entropy_checkpointing",
+    "enable_gradient_checkpointing",
+    "rollout_free_cache_engine",
+    "rollout_enforce_eager",
+)
+"""Knobs that never raise the peak when they grow."""
+
+_DEPTHS = ("forward_prefetch_depth", "backward_prefetch_depth")
+_PER_UNIT = "bucket_size"
+_MICRO_BATCH = "ppo_micro_batch_size_per_gpu"
+
+_PART, _PART_SPREAD = 0.05, 0.10
+"""Share of the device that a switch, or a number at its baseline's value, is first thought to take,
+and the standard deviation of that guess."""
+_REST, _REST_SPREAD = 0.3, 0.4
+"""The same for everything that no knob moves."""
+_OPEN, _NOISE = 0.02, 0.01
+"""Share of the device that the sum leaves open, and by which a repetition differs."""
+_OVER = 1.03
+"""Least peak of a trial that ran out of memory: what it asked for last did not fit."""
+_DEVICE_BYTES = 80 * 2**30
+_CENSOR_ROUNDS = 2
+_CERTAIN = 0.98
+"""Probability of what dominance says: rules of monotony have exceptions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """One summand of the peak: a column of numbers, its first size and the spread of that."""
+
+    column: Array
+    size: float
+    spread: float
+
+
+class MemoryModel:
+    """Fitted to the trials of one sweep.
+
+    Args:
+        encoder: Of the sweep's space.
+        baseline: The base job's setting; numbers count in units of its values.
+        evidence: Trials of this world size.
+        limit: Share of the device that a setting may take: the constraint's limit, at most 1.
+        device_bytes: The device's memory, for knobs that are counted in bytes.
+    """
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        baseline: Setting,
+        evidence: Sequence[Evidence],
+        *,
+        device_bytes: float = _DEVICE_BYTES,
+    ) -> None:
+        self._encoder, self._baseline, self._device_bytes = encoder, baseline, device_bytes
+        self._fitting = [trial for trial in evidence if trial.is_measured]
+        self._failed = [trial for trial in evidence if trial.state is TrialState.OUT_OF_MEMORY]
+        self._order = MemoryOrder(baseline)
+        observed = [trial for trial in self._fitting if PEAK in trial.metrics]
+        self._process = self._fit(observed) if observed else None
+
+    def ratio(self, batch: Batch) -> tuple[Array, Array] | None:
+        """Return mean and standard deviation of the predicted peak as a share of the device.
+
+        None where no trial has measured one.
+        """
+        if self._process is None:
+            return None
+        features, sizes, _ = self._features(batch.settings)
+        mean, spread = self._process.predict(batch.points, features)
+        return mean + features @ sizes, np.hypot(spread, self._process.noise)
+
+    def fits(self, batch: Batch) -> Array:
+        """Return the probability that each setting does not run out of memory."""
+        predicted = self.ratio(batch)
+        if predicted is None:
+            chance = np.full(len(batch.settings), 0.5 if self._failed else 1.0)
+        else:
+            chance = np.asarray(ndtr((1 - predicted[0]) / predicted[1]))
+        for trial in self._fitting:
+            at_most = self._order.at_least([trial.setting], batch.settings)
+            chance = np.where(at_most, np.maximum(chance, _CERTAIN), chance)
+        for trial in self._failed:
+            at_least = self._order.at_least(batch.settings, [trial.setting])
+            chance = np.where(at_least, np.minimum(chance, 1 - _CERTAIN), chance)
+        return chance
+
+    def _fit(self, observed: Sequence[Evidence]) -> GaussianProcess:
+        """Fit to peaks, those above the device filled in with what is expected of them."""
+        settings = [trial.setting for trial in observed]
+        peaks = np.array([trial.metrics[PEAK] for trial in observed])
+        process = self._regress(settings, peaks)
+        failed = [trial.setting for trial in self._failed]
+        for _ in range(_CENSOR_ROUNDS if failed else 0):
+            features, sizes, _ = self._features(failed)
+            mean, _ = process.predict(self._encoder.batch(failed).points, features)
+            filled = np.maximum(mean + features @ sizes, _OVER)
+            process = self._regress([*settings, *failed], np.concatenate([peaks, filled]))
+        return process
+
+    def _regress(self, settings: Sequence[Setting], peaks: Array) -> GaussianProcess:
+        features, sizes, spreads = self._features(settings)
+        points = self._encoder.batch(settings).points
+        prior = Prior(
+            amplitude=_OPEN, noise=_NOISE, coefficient=spreads, length=usual_length(points)
+        )
+        return GaussianProcess(points, features, peaks - features @ sizes, prior)
+
+    def _features(self, settings: Sequence[Setting]) -> tuple[Array, Array, Array]:
+        """Return the parts' columns, their first sizes and the spreads of these."""
+        parts = [_Part(column=np.ones(len(settings)), size=_REST, spread=_REST_SPREAD)]
+        for name, base in self._baseline.items():
+            if name == _PER_UNIT:
+                parts.append(self._gathered(settings))
+            elif name not in _DEPTHS and not isinstance(base, str):
+                parts.append(_part(name, base, settings))
+        parts.append(self._unshared(settings))
+        columns = np.stack([part.column for part in parts], axis=1)
+        sizes = np.array([part.size for part in parts])
+        return columns, sizes, np.array([part.spread for part in parts])
+
+    def _gathered(self, settings: Sequence[Setting]) -> _Part:
+        """Parameters of the units that are there at once: the bucket times one more than the
+        depth."""
+        column = [
+            float(setting[_PER_UNIT])
+            * (1 + max(float(setting.get(depth, 0)) for depth in _DEPTHS))
+            / self._device_bytes
+            for setting in settings
+        ]
+        return _Part(column=np.array(column), size=1.0, spread=1.0)
+
+    def _unshared(self, settings: Sequence[Setting]) -> _Part:
+        """Activations that are kept because nothing recomputes them, in micro-batches."""
+        base = float(self._baseline.get(_MICRO_BATCH, 1))
+        column = [
+            float(setting.get(_MICRO_BATCH, base))
+            / base
+            * (not setting.get("enable_gradient_checkpointing", True))
+            for setting in settings
+        ]
+        return _Part(column=np.array(column), size=_PART, spread=_PART_SPREAD)
+
+
+class MemoryOrder:
+    """Which of two settings needs at least the memory of the other, by monotony alone.
+
+    Args:
+        knobs: Names of the sweep's knobs.
+    """
+
+    def __init__(self, knobs: Iterable[str]) -> None:
+        self._knobs = tuple(knobs)
+
+    def at_least(self, settings: Sequence[Setting], others: Sequence[Setting]) -> NDArray[np.bool_]:
+        """Compare settings one by one; a sequence of one is compared with all of the other."""
+        answer = np.ones(max(len(settings), len(others)), dtype=bool)
+        for name in self._knobs:
+            own, other = (np.array([s[name] for s in side]) for side in (settings, others))
+            if name in MORE_WHEN_LARGER:
+                answer &= own >= other
+            elif name in LESS_WHEN_LARGER:
+                answer &= own <= other
+            else:
+                answer &= own == other
+        return answer
+
+
+def _part(name: str, base: KnobValue, settings: Sequence[Setting]) -> _Part:
+    """Return the part of one knob: in units of the baseline's value, more when it costs memory."""
+    values = np.array([float(setting[name]) for setting in settings])
+    unit = 1.0 if isinstance(base, bool) or float(base) == 0 else abs(float(base))
+    if name in LESS_WHEN_LARGER:
+        return _Part(column=1 - values / unit, size=_PART, spread=_PART_SPREAD)
+    size = _PART if name in MORE_WHEN_LARGER else 0.0
+    return _Part(column=values / unit, size=size, spread=_PART_SPREAD)
+
+
+def device_bytes(reserved_gib: Mapping[str, float]) -> float:
+    """Return the device's memory from one trial's ``peak_reserved_gib`` and ``peak_memory_ratio``;
+    80 GiB where it has none."""
+    peak, ratio = reserved_gib.get("peak_reserved_gib"), reserved_gib.get(PEAK)
+    return peak * 2**30 / ratio if peak and ratio else float(_DEVICE_BYTES)

@@ -1,0 +1,136 @@
+"""How long a step of a setting takes, and which share of it is exposed communication.
+
+Runs in the driver. A step is computation (with launches and everything else that is not
+communication) plus exposed communication, and the two obey different knobs: the first falls with
+the micro-batch, the second with buckets, prefetch and resharding. Each is a regression of its
+logarithm (:mod:`autotune.models.gaussian_process`) over the knobs and their reciprocals, so that
+effects multiply; where communication was not measured, the step is one part. Times are relative:
+for throughput, seconds a token and GPU; for ``step_s``, seconds.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from autotune.models.evidence import Array, Batch, Encoder, Evidence
+from autotune.models.gaussian_process import GaussianProcess, Prior, usual_length
+
+THROUGHPUT, STEP = "throughput_tokens_per_s_per_gpu", "step_s"
+EXPOSED = "exposed_comm_ratio"
+
+_SHARE_FLOOR = 1e-3
+"""Exposed shares below it are as good as none."""
+_TIME_NOISE, _SHARE_NOISE = 0.04, 0.06
+"""Relative spread of one trial's time and of its communication, before any was repeated."""
+_OPEN = 0.3
+"""What the linear part leaves open of a logarithm."""
+_LEVEL, _EFFECT = 1.0, 0.5
+"""Spread of the level and of one knob's whole effect, as logarithms."""
+
+
+class Regression:
+    """A Gaussian process over settings, centred on its values.
+
+    Args:
+        batch: The settings that were measured.
+        values: Logarithms of what was measured.
+        noise: Standard deviation of one of them.
+    """
+
+    def __init__(self, batch: Batch, values: Array, noise: float) -> None:
+        self._mean = float(values.mean())
+        coefficients = np.full(batch.features.shape[1], _EFFECT)
+        coefficients[0] = _LEVEL
+        prior = Prior(
+            amplitude=_OPEN,
+            noise=noise,
+            coefficient=coefficients,
+            length=usual_length(batch.points),
+        )
+        self._process = GaussianProcess(batch.points, batch.features, values - self._mean, prior)
+
+    @property
+    def noise(self) -> float:
+        """Standard deviation of one measurement."""
+        return self._process.noise
+
+    def predict(self, batch: Batch) -> tuple[Array, Array]:
+        """Return mean and standard deviation of the noise-free value."""
+        mean, spread = self._process.predict(batch.points, batch.features)
+        return mean + self._mean, spread
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimes:
+    """What is expected of some settings, one entry each."""
+
+    log_time: Array
+    log_time_spread: Array
+    log_odds_exposed: Array | None
+    """log(share / (1 - share)) of exposed communication; None where it was not measured."""
+    log_odds_spread: Array | None
+
+
+class StepTimeModel:
+    """Fitted to the trials of one sweep that measured a time.
+
+    Args:
+        encoder: Of the sweep's space.
+        evidence: At least one has the metric.
+        metric: :data:`THROUGHPUT` or :data:`STEP`.
+    """
+
+    def __init__(self, encoder: Encoder, evidence: Sequence[Evidence], metric: str) -> None:
+        timed = [trial for trial in evidence if trial.metrics.get(metric, 0.0) > 0]
+        assert timed, f"no trial measured {metric}"
+        batch = encoder.batch([trial.setting for trial in timed])
+        sign = -1.0 if metric == THROUGHPUT else 1.0
+        times = sign * np.log([trial.metrics[metric] for trial in timed])
+        odds = _log_odds(encoder, timed)
+        self._exposed: Regression | None = None
+        if odds is None:
+            self._rest = Regression(batch, times, _TIME_NOISE)
+            return
+        self._rest = Regression(batch, times - np.logaddexp(0, odds), _TIME_NOISE)
+        self._exposed = Regression(batch, times - np.logaddexp(0, -odds), _SHARE_NOISE)
+
+    @property
+    def noise(self) -> float:
+        """Relative standard deviation of one trial's time."""
+        return self._rest.noise
+
+    def predict(self, batch: Batch) -> StepTimes:
+        """Return the noise-free times and shares of settings."""
+        rest, rest_spread = self._rest.predict(batch)
+        if self._exposed is None:
+            return StepTimes(
+                log_time=rest,
+                log_time_spread=rest_spread,
+                log_odds_exposed=None,
+                log_odds_spread=None,
+            )
+        exposed, exposed_spread = self._exposed.predict(batch)
+        share = 1 / (1 + np.exp(rest - exposed))
+        return StepTimes(
+            log_time=np.logaddexp(rest, exposed),
+            log_time_spread=np.hypot((1 - share) * rest_spread, share * exposed_spread),
+            log_odds_exposed=exposed - rest,
+            log_odds_spread=np.hypot(rest_spread, exposed_spread),
+        )
+
+
+def _log_odds(encoder: Encoder, timed: Sequence[Evidence]) -> Array | None:
+    """Return each trial's log-odds of exposed communication, predicted where it was not measured
+    (a trial that was stopped early has no profiled step)."""
+    known = [trial for trial in timed if EXPOSED in trial.metrics]
+    if not known:
+        return None
+    shares = np.clip([trial.metrics[EXPOSED] for trial in known], _SHARE_FLOOR, 1 - _SHARE_FLOOR)
+    values = np.log(shares / (1 - shares))
+    if len(known) == len(timed):
+        return np.asarray(values)
+    model = Regression(encoder.batch([t.setting for t in known]), values, _SHARE_NOISE)
+    filled = model.predict(encoder.batch([trial.setting for trial in timed]))[0]
+    filled[[EXPOSED in trial.metrics for trial in timed]] = values
+    return filled
