@@ -9,7 +9,7 @@ from typing import Any
 
 from ray.tune import Callback
 
-from autotune.objective import RECORD, STEP_RECORD, StepRecord, TrialRecord
+from autotune.objective import RECORD, STEP_RECORD, StepRecord, TrialRecord, TrialState
 from autotune.report.live import LiveTable
 from autotune.store import SweepStore
 
@@ -48,3 +48,12 @@ class Progress(Callback):
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **_info: Any) -> None:
         """Show a trial whose actor was lost."""
         self._table.trial_lost(trial.config["number"], "its actor was lost")
+
+    def on_trial_complete(
+        self, iteration: int, trials: list[Any], trial: Any, **_info: Any
+    ) -> None:
+        """Show a trial that was stopped early: its record is made by the searcher, just before."""
+        number = trial.config["number"]
+        for record in self._store.read_trials():
+            if record.number == number and record.state is TrialState.STOPPED:
+                self._table.trial_finished(record)

@@ -1,12 +1,14 @@
-"""Which whole setting an Optuna sampler draws: valid, and never asked before.
+"""Which whole setting is drawn next: valid, likely to fit, and never asked before.
 
-Runs in the driver. Optuna's samplers know neither the rules between knobs nor which settings are
-taken; here their draws are brought to the nearest allowed setting and drawn again until one is
-valid and new. Reads the study only; writes the chosen setting to its trial.
+Runs in the driver. ``model`` takes the setting that our own models promise most of
+(:mod:`autotune.models.promise`); Optuna's samplers know neither the rules between knobs nor which
+settings are taken, so that their draws are brought to the nearest allowed setting and drawn again
+until one is valid, new and predicted to fit. Reads the study only; writes the chosen setting to its
+trial.
 """
 
 import math
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,18 +24,28 @@ from optuna.trial import FrozenTrial, Trial
 from optuna.trial import TrialState as StudyState
 
 from autotune.knobs import KnobValue
+from autotune.models.evidence import Encoder, Evidence
+from autotune.models.promise import Goal, Promise
+from autotune.objective import TrialState
 from autotune.settings import SearchConfig
 
 Setting = dict[str, KnobValue]
 
-SETTING = "setting"
-"""User attribute of a trial of the study: its whole setting, canonical."""
+SETTING, STATE, METRICS_OF_TRIAL = "setting", "state", "metrics"
+"""User attributes of a trial of the study: its whole setting, canonical; how it ended; what the
+models read of its metrics."""
 
+MAX_CANDIDATES = 2_048
+"""Settings among which the models choose; all of the space where it has no more."""
 _NUM_DRAWS = {"tpe": 50, "gp": 3}
 """Draws from a sampler before the nearest valid setting is taken; a Gaussian process is slow and
 insists on its optimum."""
 _NUM_NEIGHBOURS = 50
 """Random valid settings of which the one nearest to the sampler's wish is taken."""
+_FITS = 0.9
+"""Probability of fitting into memory that a drawn setting must have."""
+_NUM_SPREAD = 64
+"""Settings of which a random start takes the one farthest from all that were asked."""
 
 
 class SearchSpace(Protocol):
@@ -51,6 +63,8 @@ class SearchSpace(Protocol):
         self, rng: np.random.Generator, exclude: Collection[Hashable]
     ) -> Setting | None: ...
 
+    def candidates(self, rng: np.random.Generator, limit: int) -> list[Setting]: ...
+
     def key(self, params: Mapping[str, KnobValue]) -> Hashable: ...
 
     def active(self, params: Mapping[str, KnobValue]) -> Setting: ...
@@ -59,7 +73,7 @@ class SearchSpace(Protocol):
 
 
 class FeasibleSampler(BaseSampler):
-    """Draws whole settings from an Optuna sampler, valid and not asked before.
+    """Draws whole settings, valid and not asked before.
 
     Without state: what is drawn for a trial depends on the seed, the trial's number and the study
     alone, so that a resumed sweep goes on as if it had never stopped. The chosen setting is stored
@@ -69,11 +83,22 @@ class FeasibleSampler(BaseSampler):
     Args:
         space: The valid settings.
         settings: Kind of sampler, seed, random start, concurrency.
+        goal: What is optimised and kept.
+        earlier: What other sweeps found, where it holds for this one.
     """
 
-    def __init__(self, space: SearchSpace, settings: SearchConfig) -> None:
+    def __init__(
+        self,
+        space: SearchSpace,
+        settings: SearchConfig,
+        goal: Goal,
+        earlier: Sequence[Evidence] = (),
+    ) -> None:
         self._space = space
         self._settings = settings
+        self._goal = goal
+        self._earlier = tuple(earlier)
+        self._encoder = Encoder(space.distributions())
 
     def infer_relative_search_space(
         self, study: Study, trial: FrozenTrial
@@ -115,6 +140,47 @@ class FeasibleSampler(BaseSampler):
         rng = np.random.default_rng(self._settings.seed)
         return self._space.random_valid(rng, exclude=self.asked(study)) is None
 
+    def promise(self, study: Study, seed: int | None = None) -> Promise:
+        """Return the models, fitted to the study and to earlier sweeps.
+
+        Args:
+            study: The sweep's.
+            seed: Of how two objectives are weighed against each other this time; None: the first
+                one alone.
+        """
+        weight = 0.0
+        if seed is not None and len(self._goal.objectives) > 1:
+            weight = float(np.random.default_rng([self._settings.seed, seed]).uniform())
+        running = [
+            trial.user_attrs[SETTING]
+            for trial in study.get_trials(deepcopy=False, states=(StudyState.RUNNING,))
+            if SETTING in trial.user_attrs
+        ]
+        return Promise(
+            self._encoder,
+            self._space.baseline(),
+            [*self._earlier, *evidence_of(study)],
+            self._goal,
+            running=running,
+            weight=weight,
+        )
+
+    def candidates(self, study: Study, seed: int) -> list[Setting]:
+        """Return valid settings that were not asked; all of them in a small space."""
+        asked = self.asked(study)
+        rng = np.random.default_rng([self._settings.seed, seed])
+        drawn = self._space.candidates(rng, MAX_CANDIDATES)
+        best = self._best_known(study)
+        near = [self._space.snap({**best, **{name: other[name]}}) for other in drawn[:32]
+                for name in other] if len(drawn) == MAX_CANDIDATES and best else []
+        found = {self._space.key(setting): setting for setting in drawn}
+        found |= {self._space.key(s): s for s in near if self._space.is_valid(s)}
+        return [setting for key, setting in found.items() if key not in asked]
+
+    def _best_known(self, study: Study) -> Setting | None:
+        contenders = self.promise(study).contenders()
+        return dict(contenders[0]) if contenders else None
+
     def _choose(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> Setting:
@@ -122,15 +188,42 @@ class FeasibleSampler(BaseSampler):
         rng = np.random.default_rng([self._settings.seed, trial.number])
         finished = study.get_trials(deepcopy=False, states=(StudyState.COMPLETE,))
         kind = self._settings.sampler
-        if kind == "random" or len(finished) < self._settings.num_startup_trials:
+        is_start = len(finished) < self._settings.num_startup_trials
+        if kind == "model":
+            return self._promising(study, trial, rng, is_start=is_start)
+        if kind == "random" or is_start:
             return self._random(rng, asked)
         sampler = self._sampler(int(rng.integers(2**31)))
+        models = self.promise(study)
         for _ in range(_NUM_DRAWS[kind]):
             drawn = sampler.sample_relative(study, trial, search_space)
             setting = self._space.snap(drawn)
             if self._space.is_valid(setting) and self._space.key(setting) not in asked:
-                return setting
-        return self._nearest(drawn, search_space, rng, asked)
+                if models.fits([setting])[0] >= _FITS:
+                    return setting
+        candidates = [self._random(rng, asked) for _ in range(_NUM_NEIGHBOURS)]
+        fits = models.fits(candidates)
+        likely = [s for s, chance in zip(candidates, fits) if chance >= min(_FITS, fits.max())]
+        return min(likely, key=lambda setting: _distance(setting, drawn, search_space))
+
+    def _promising(
+        self, study: Study, trial: FrozenTrial, rng: np.random.Generator, *, is_start: bool
+    ) -> Setting:
+        candidates = self.candidates(study, trial.number)
+        if not candidates:
+            return self._random(rng, self.asked(study))
+        models = self.promise(study, seed=trial.number)
+        if not is_start or not models.is_fitted:
+            return candidates[models.choose(candidates)]
+        fits = models.fits(candidates)
+        likely = np.flatnonzero(fits >= min(_FITS, fits.max()))
+        chosen = rng.choice(likely, size=min(_NUM_SPREAD, len(likely)), replace=False)
+        points = self._encoder.batch([candidates[index] for index in chosen]).points
+        known = [t.user_attrs[SETTING] for t in study.get_trials(deepcopy=False)
+                 if SETTING in t.user_attrs and t.number != trial.number]
+        others = self._encoder.batch(known).points
+        distances = np.abs(points[:, None, :] - others[None, :, :]).sum(axis=2).min(axis=1)
+        return candidates[int(chosen[np.argmax(distances)])]
 
     def _sampler(self, seed: int) -> BaseSampler:
         if self._settings.sampler == "gp":
@@ -145,15 +238,18 @@ class FeasibleSampler(BaseSampler):
         assert setting is not None, "asked for a setting of an exhausted space"
         return setting
 
-    def _nearest(
-        self,
-        wish: Mapping[str, Any],
-        search_space: Mapping[str, BaseDistribution],
-        rng: np.random.Generator,
-        asked: Collection[Hashable],
-    ) -> Setting:
-        candidates = [self._random(rng, asked) for _ in range(_NUM_NEIGHBOURS)]
-        return min(candidates, key=lambda setting: _distance(setting, wish, search_space))
+
+def evidence_of(study: Study) -> list[Evidence]:
+    """Return what the finished trials of a study say; lost ones say nothing."""
+    return [
+        Evidence(
+            setting=trial.user_attrs[SETTING],
+            state=TrialState(trial.user_attrs[STATE]),
+            metrics=trial.user_attrs[METRICS_OF_TRIAL],
+        )
+        for trial in study.get_trials(deepcopy=False, states=(StudyState.COMPLETE,))
+        if SETTING in trial.user_attrs and METRICS_OF_TRIAL in trial.user_attrs
+    ]
 
 
 def ask_parameters(trial: Trial, space: SearchSpace) -> None:

@@ -1,77 +1,68 @@
-"""Which setting to try next: a Ray Tune searcher over an Optuna study that survives any kill.
+"""Which trial runs next, and what a trial's end means: a Ray Tune searcher that survives any kill.
 
-Runs in the driver, which holds the sweep's lock. The records of the sweep are the truth; the study
-(``study.journal``) is what the sampler learns from, and is brought into line with the records at
-every start. A record is on disk before the study hears of it, so a kill between the two loses
-nothing. Constraints reach the sampler as constraints: the objective never carries a penalty. Does
-not start trials, and does not decide how a trial ended. Imports its sibling ``sampler``.
+Runs in the driver, which holds the sweep's lock. Baseline first, then the settings to try first,
+then what the sampler wants, at last the best settings again; until the budget is used up or no more
+is expected. A record is on disk before the study hears of it, so a kill between the two loses
+nothing. Does not start trials, and does not decide how a trial ended, except that one which
+:mod:`autotune.early_stop` cut short is written down here. Imports its siblings ``sampler``,
+``study``, ``budget`` and ``early_stop``.
 """
 
 import dataclasses
-import fcntl
 import json
 import logging
-import math
-import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import optuna
-from optuna.samplers import BaseSampler
-from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.study import Study
-from optuna.trial import FrozenTrial, Trial, create_trial
-from optuna.trial import TrialState as StudyState
+from optuna.trial import Trial
 from ray.tune.search import Searcher
 
-from autotune.errors import SweepError
+from autotune.budget import Budget, Stop
+from autotune.early_stop import EarlyStop
+from autotune.knobs import KnobValue
+from autotune.models.evidence import Evidence
+from autotune.models.promise import goal_of
 from autotune.objective import (
     BASELINE,
     RECORD,
+    STEP_RECORD,
     Constraint,
+    StepRecord,
     TrialRecord,
     TrialState,
-    is_better,
-    is_maximised,
+    best_feasible,
+    evaluate,
     timestamp,
 )
-from autotune.sampler import SETTING, FeasibleSampler, SearchSpace, Setting, ask_parameters
+from autotune.sampler import FeasibleSampler, SearchSpace, Setting
 from autotune.settings import SearchConfig
-from autotune.trial_metrics import against_baseline
+from autotune.study import Records, SweepStudy
+from autotune.trial_metrics import against_baseline, summarise
 
 logger = logging.getLogger(__name__)
 
-COMPLETED = "completed"
-"""The study's last constraint: -1 where the objective was measured, 1 where the trial failed."""
 MAX_GIVEN_UP = 3
 """Trials lost in a row, retries included, before the cluster is held to be at fault."""
-
-_ATTEMPTS, _LOSSES = "attempts", "losses"
-
-
-class Records(Protocol):
-    """What the search asks of :class:`autotune.store.SweepStore`."""
-
-    def read_trials(self) -> list[TrialRecord]: ...
-
-    def append_trial(self, record: TrialRecord) -> None: ...
-
-    def study_journal(self) -> Path: ...
+_MIN_FINISHED = 8
+"""Finished trials before the search may say that no more is to be expected."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Live:
     """A Tune trial that runs."""
 
     number: int
     started_at: str
+    steps: list[StepRecord] = field(default_factory=list)
+    stop_cause: str | None = None
+    """Why it is being stopped early; None while it is not."""
 
 
 class SweepSearcher(Searcher):
-    """Suggests the baseline, then what the sampler wants, until enough trials have finished.
+    """Suggests settings until the budget is used up or no more is expected.
 
     A suggestion is ``{"number", "attempt", "setting", "params", "overrides"}``. A trial ends with
     its record under :data:`~autotune.objective.RECORD` in its last result; the searcher stores it
@@ -87,9 +78,14 @@ class SweepSearcher(Searcher):
         constraints: Limits, in the order of the sweep file.
         records: The sweep's store, locked.
         max_retries: Losses of one trial that are made good; one more, and it is given up.
+        trade_off: A second metric to optimise at once; the sweep then looks for a Pareto front.
+        steps_per_trial: Warm-up, measured and profiled steps; 0 where a trial is not made of steps.
+        num_ranks: Ranks that a trial holds, for what a trial that was stopped early cost.
+        earlier: What other sweeps found, where it holds for this one.
+        suggested: Their best settings, tried right after ``settings.first``.
 
     Raises:
-        SweepError: Records and study do not belong together, or the journal cannot be read.
+        SweepError: Records and study do not belong together, or the storage cannot be read.
     """
 
     def __init__(
@@ -101,40 +97,61 @@ class SweepSearcher(Searcher):
         constraints: Sequence[Constraint],
         records: Records,
         max_retries: int,
+        trade_off: str | None = None,
+        steps_per_trial: int = 0,
+        num_ranks: int = 1,
+        earlier: Sequence[Evidence] = (),
+        suggested: Sequence[Setting] = (),
     ) -> None:
         super().__init__()
         self.failure: str | None = None
         """Why the search ended early: the baseline or several trials in a row were lost."""
+        self._stop: Stop | None = None
         self._space = space
         self._settings = settings
         self._objective = objective
         self._constraints = tuple(constraints)
         self._records = records
         self._max_retries = max_retries
-        self._sampler = FeasibleSampler(space, settings)
-        self._study = open_study(records.study_journal(), objective, self._sampler)
-        self._finished: dict[int, TrialRecord] = {}
-        self._pending: list[int] = []
+        self._num_ranks = num_ranks
+        self._goal = goal_of(objective, constraints, trade_off)
+        self._sampler = FeasibleSampler(space, settings, self._goal, earlier)
+        self._ledger = SweepStudy(space, self._sampler, self._goal, records, settings.storage)
+        self._budget = Budget(settings, steps_per_trial)
+        self._early_stop = EarlyStop(objective, steps_per_trial) if settings.early_stop else None
         self._live: dict[str, _Live] = {}
         self._lost: dict[int, int] = {}
         self._given_up_in_a_row = 0
         self._is_closed = False
-        self._reconcile(records.read_trials())
+        self._gain_at: tuple[int, float] = -1, 0.0
+        self._contenders_at: tuple[int, list[Setting]] = -1, []
+        first = first_settings(space, [*settings.first, *suggested])
+        self._pending = self._ledger.reconcile(records.read_trials(), first)
 
     @property
     def study(self) -> Study:
         """The Optuna study, for reading."""
-        return self._study
+        return self._ledger.optuna
 
     @property
     def num_finished(self) -> int:
         """Trials that count: those whose outcome is evidence about their setting."""
-        return sum(record.state.is_setting_fault for record in self._finished.values())
+        return sum(record.state.is_setting_fault for record in self._ledger.finished.values())
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Why no new setting is tried although trials of the budget are left, in words."""
+        if self._stop is None:
+            return None
+        return (
+            f"Stopped after {self.num_finished} of {self._settings.num_trials} trials: "
+            f"{self._stop.text}."
+        )
 
     @property
     def is_done(self) -> bool:
         """Whether nothing is left to try: the budget is used up, or the space."""
-        return not self._live and not self._wants_more()
+        return not self._live and not self._pending and self._next_asked() is None
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:  # type: ignore[override]
         """Return the next setting, None to be asked again later, or FINISHED."""
@@ -143,12 +160,30 @@ class SweepSearcher(Searcher):
         if len(self._live) >= self._settings.max_concurrent:
             return None
         if self._pending:
-            trial = self._trial(self._pending.pop(0))
-        elif self._wants_more():
-            trial = self._study.ask()
-        else:
+            return self._start(trial_id, self._ledger.trial(self._pending.pop(0)))
+        ask = self._next_asked()
+        if ask is None:
             return None if self._live else Searcher.FINISHED
-        return self._start(trial_id, trial)
+        return self._start(trial_id, ask())
+
+    def note_step(self, trial_id: str, result: Mapping[str, Any]) -> str | None:
+        """Take note of a running trial's step; return why the trial should be stopped, if so.
+
+        Called by :class:`autotune.early_stop.EarlyStopScheduler` for every result.
+        """
+        live = self._live.get(trial_id)
+        if live is None or STEP_RECORD not in result or RECORD in result:
+            return None
+        live.steps.append(StepRecord.from_dict(json.loads(result[STEP_RECORD])))
+        if self._early_stop is None or live.number == BASELINE:
+            return None
+        if self._ledger.repeats(live.number):
+            return None
+        finished = list(self._ledger.finished.values())
+        live.stop_cause = self._early_stop.cause(
+            live.steps, best_feasible(finished, self._objective), finished
+        )
+        return live.stop_cause
 
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
@@ -159,35 +194,14 @@ class SweepSearcher(Searcher):
             return
         text = None if error or result is None else result.get(RECORD)
         record = TrialRecord.from_dict(json.loads(text)) if text is not None else None
+        if record is None and live.stop_cause is not None and result is not None and not error:
+            record = self._stopped_record(live, float(result.get("time_total_s", 0.0)))
         assert record is None or record.number == live.number, record
         try:
             self._end(live, record)
         except OSError as problem:
             self.failure = f"trial {live.number} could not be written to disk: {problem}"
             logger.error("%s", self.failure)
-
-    def tell(self, record: TrialRecord) -> None:
-        """Tell the study how a trial ended; the caller has stored the record.
-
-        Every trial gets all constraints in one order: those of the sweep in file order, then
-        :data:`COMPLETED`. A constraint that was not measured is 0, neither kept with room nor
-        broken. A failed trial gets the worst objective measured so far, marked as imputed. A trial
-        that was told already is left as it is.
-        """
-        self._finished[record.number] = record
-        if self._frozen(record.number).state.is_finished():
-            return
-        trial = self._trial(record.number)
-        trial.set_user_attr("state", record.state.value)
-        trial.set_user_attr("cause", record.cause)
-        if not record.state.is_setting_fault:
-            self._study.tell(trial, state=StudyState.FAIL)
-            return
-        measured = _measured(record, self._objective)
-        self._set_constraints(trial, record, is_complete=measured is not None)
-        if measured is None:
-            trial.set_user_attr("objective_imputed", True)
-        self._study.tell(trial, self._worst() if measured is None else measured)
 
     def close(self) -> None:
         """Suggest nothing more; trials that end without a record from now on were interrupted.
@@ -198,7 +212,10 @@ class SweepSearcher(Searcher):
 
     def save(self, checkpoint_path: str) -> None:
         """Write which Tune trial runs which of ours; all else is in the study and the records."""
-        live = {trial_id: dataclasses.asdict(live) for trial_id, live in self._live.items()}
+        live = {
+            trial_id: {"number": live.number, "started_at": live.started_at}
+            for trial_id, live in self._live.items()
+        }
         Path(checkpoint_path).write_text(json.dumps(live))
 
     def restore(self, checkpoint_path: str) -> None:
@@ -210,18 +227,58 @@ class SweepSearcher(Searcher):
 
     # Suggesting.
 
-    def _wants_more(self) -> bool:
-        if self.num_finished + len(self._live) >= self._settings.num_trials:
-            return False
-        waiting = self._study.get_trials(deepcopy=False, states=(StudyState.WAITING,))
-        return bool(waiting) or not self._sampler.is_exhausted(self._study)
+    def _next_asked(self) -> Callable[[], Trial] | None:
+        """Return how the next trial is asked; None when there is none."""
+        left = self._settings.num_trials - self.num_finished - len(self._live)
+        if left <= 0:
+            return None
+        if self._ledger.is_waiting():
+            return self._ledger.ask
+        self._stop = self._reason_to_stop()
+        if self._stop is not None and not self._stop.allows_repeats:
+            return None
+        wanted = int(self._settings.confirm_ratio * self._settings.num_trials)
+        to_repeat = min(wanted - self._ledger.num_repeats(), left)
+        is_over = self._stop is not None or self._sampler.is_exhausted(self.study)
+        if (left > to_repeat or not self._contenders()) and not is_over:
+            return self._ledger.ask
+        return self._ask_repeat if to_repeat > 0 and self._contenders() else None
+
+    def _reason_to_stop(self) -> Stop | None:
+        finished = list(self._ledger.finished.values())
+        spent = self._budget.reason(finished, [live.started_at for live in self._live.values()])
+        if spent is not None:
+            return spent
+        least = self._settings.min_gain_ratio
+        if least == 0 or self.num_finished < _MIN_FINISHED:
+            return None
+        if self._gain_at[0] != len(finished):
+            models = self._sampler.promise(self.study)
+            candidates = self._sampler.candidates(self.study, len(finished))
+            gain = models.expected_gain(candidates) if candidates else 0.0
+            self._gain_at = len(finished), gain
+        if self._gain_at[1] >= least:
+            return None
+        return Stop(text=f"less than {100 * least:g} % expected from one more", allows_repeats=True)
+
+    def _contenders(self) -> list[Setting]:
+        """Return the measured settings that may be the best one."""
+        finished = len(self._ledger.finished)
+        if self._contenders_at[0] != finished:
+            found = self._sampler.promise(self.study).contenders()
+            self._contenders_at = finished, [dict(setting) for setting in found]
+        return self._contenders_at[1]
+
+    def _ask_repeat(self) -> Trial:
+        """Ask for the contender that was measured least, the most promising of several."""
+        setting = min(self._contenders(), key=self._ledger.num_asked)
+        self._ledger.enqueue(setting, repeats=True)
+        return self._ledger.ask()
 
     def _start(self, trial_id: str, trial: Trial) -> dict[str, Any]:
-        ask_parameters(trial, self._space)
-        attempt = trial.user_attrs.get(_ATTEMPTS, 0)
-        trial.set_user_attr(_ATTEMPTS, attempt + 1)
+        attempt = self._ledger.start(trial)
         self._live[trial_id] = _Live(trial.number, timestamp())
-        setting = self._setting(trial.number)
+        setting = self._ledger.setting(trial.number)
         return {
             "number": trial.number,
             "attempt": attempt,
@@ -234,9 +291,13 @@ class SweepSearcher(Searcher):
 
     def _end(self, live: _Live, record: TrialRecord | None) -> None:
         if record is not None and record.state.is_setting_fault:
-            record = dataclasses.replace(record, retries=self._num_losses(live.number))
+            retries = self._ledger.num_losses(live.number)
             self._finish(
-                against_baseline(record, self._finished.get(BASELINE), self._constraints)
+                against_baseline(
+                    dataclasses.replace(record, retries=retries),
+                    self._ledger.finished.get(BASELINE),
+                    self._constraints,
+                )
             )
         elif not self._is_closed:
             self._lose(live, record.cause if record is not None else "its actor was lost")
@@ -244,7 +305,7 @@ class SweepSearcher(Searcher):
     def _finish(self, record: TrialRecord) -> None:
         self._given_up_in_a_row = 0
         self._records.append_trial(record)
-        self.tell(record)
+        self._ledger.tell(record)
         logger.info(
             "trial %d %s, %s %s",
             record.number,
@@ -255,176 +316,84 @@ class SweepSearcher(Searcher):
 
     def _lose(self, live: _Live, cause: str) -> None:
         """Have a lost trial tried again, or give it up."""
-        trial = self._trial(live.number)
-        trial.set_user_attr(_LOSSES, [*trial.user_attrs.get(_LOSSES, []), cause])
+        self._ledger.add_loss(live.number, cause)
         self._lost[live.number] = self._lost.get(live.number, 0) + 1
         if self._lost[live.number] <= self._max_retries:
             logger.warning("trial %d was lost and is tried again: %s", live.number, cause)
             self._pending.append(live.number)
             return
-        record = self._lost_record(live, cause)
-        self._records.append_trial(record)
+        self._records.append_trial(self._lost_record(live, cause))
         if live.number == BASELINE:
             self.failure = f"the baseline was lost {self._lost[BASELINE]} times: {cause}"
             return
-        self.tell(record)
+        self._ledger.tell(self._lost_record(live, cause))
         self._given_up_in_a_row += 1
         if self._given_up_in_a_row >= MAX_GIVEN_UP:
             self.failure = f"{MAX_GIVEN_UP} trials in a row were lost, the last one: {cause}"
 
     def _lost_record(self, live: _Live, cause: str) -> TrialRecord:
-        setting = self._setting(live.number)
-        return TrialRecord(
-            number=live.number,
+        return self._record(
+            live,
             state=TrialState.INFRASTRUCTURE,
-            params=self._space.active(setting),
-            setting=setting,
-            overrides=self._space.overrides(setting),
-            metrics={},
-            absent={},
-            violations={constraint.metric: None for constraint in self._constraints},
-            feasible=False,
             cause=cause,
-            started_at=live.started_at,
-            ended_at=timestamp(),
-            retries=self._num_losses(live.number),
+            violations={constraint.metric: None for constraint in self._constraints},
+            retries=self._ledger.num_losses(live.number),
         )
 
-    def _set_constraints(self, trial: Trial, record: TrialRecord, *, is_complete: bool) -> None:
-        values = {
-            constraint.metric: record.violations.get(constraint.metric)
-            for constraint in self._constraints
+    def _stopped_record(self, live: _Live, elapsed_s: float) -> TrialRecord:
+        """Return the record of a trial that was cut short, from the steps that it reported."""
+        assert live.stop_cause is not None
+        in_steps_s = sum(_seconds(step) for step in live.steps)
+        found = summarise(
+            live.steps,
+            startup_s=max(elapsed_s - in_steps_s, 0.0),
+            gpu_seconds=self._num_ranks * elapsed_s,
+        )
+        return self._record(
+            live,
+            state=TrialState.STOPPED,
+            cause=live.stop_cause,
+            metrics=found.metrics,
+            absent=found.absent,
+            intervals=found.intervals,
+            violations=evaluate(found.metrics, self._constraints)[0],
+        )
+
+    def _record(self, live: _Live, **changes: Any) -> TrialRecord:
+        setting = self._ledger.setting(live.number)
+        values: dict[str, Any] = {
+            "number": live.number,
+            "params": self._space.active(setting),
+            "setting": setting,
+            "overrides": self._space.overrides(setting),
+            "metrics": {},
+            "absent": {},
+            "feasible": False,
+            "started_at": live.started_at,
+            "ended_at": timestamp(),
+            "retries": 0,
         }
-        values[COMPLETED] = -1.0 if is_complete else 1.0
-        kept = trial.constraints
-        for name, value in values.items():
-            if name not in kept:
-                trial.set_constraint(name, 0.0 if value is None else value)
-
-    def _worst(self) -> float:
-        values = [
-            value
-            for record in self._finished.values()
-            if (value := _measured(record, self._objective)) is not None
-        ]
-        worst = 0.0
-        for index, value in enumerate(values):
-            if index == 0 or is_better(worst, value, self._objective):
-                worst = value
-        return worst
-
-    # Starting: the study is brought into line with the records.
-
-    def _reconcile(self, records: Sequence[TrialRecord]) -> None:
-        by_number = {record.number: record for record in records}
-        self._replay_lost_journal(by_number)
-        if not self._study.get_trials(deepcopy=False):
-            self._enqueue(self._space.baseline())
-        for trial in self._study.get_trials(deepcopy=False):
-            self._reconcile_trial(trial, by_number.get(trial.number))
-
-    def _reconcile_trial(self, trial: FrozenTrial, record: TrialRecord | None) -> None:
-        if record is not None:
-            self._check_same(trial, record)
-        is_lost_baseline = (
-            trial.number == BASELINE and record is not None and not record.state.is_setting_fault
-        )
-        if record is not None and not is_lost_baseline:
-            if trial.state is StudyState.WAITING:
-                ask_parameters(self._study.ask(), self._space)
-            self.tell(record)
-        elif trial.state is StudyState.RUNNING:
-            self._pending.append(trial.number)
-        elif trial.state is StudyState.COMPLETE:
-            raise SweepError(
-                f"Trial {trial.number} finished, but trials.jsonl holds no record of it.",
-                "Restore the file from a copy, or start a new sweep under another name.",
-            )
-
-    def _replay_lost_journal(self, records: Mapping[int, TrialRecord]) -> None:
-        """Make the study's trials up to the last record where the journal lacks them."""
-        first = len(self._study.get_trials(deepcopy=False))
-        for number in range(first, max(records, default=-1) + 1):
-            if number in records:
-                self._enqueue(records[number].setting)
-            else:
-                self._study.add_trial(create_trial(state=StudyState.FAIL))
-
-    def _check_same(self, trial: FrozenTrial, record: TrialRecord) -> None:
-        asked = trial.user_attrs.get(SETTING)
-        if asked is None or self._space.key(asked) != self._space.key(record.setting):
-            raise SweepError(
-                f"Trial {record.number} of trials.jsonl ran with {record.setting}, but the study "
-                f"asked for {asked}.",
-                "The two files are of different sweeps: restore them, or start a new sweep.",
-            )
-
-    def _enqueue(self, setting: Setting) -> None:
-        self._study.enqueue_trial(setting, user_attrs={SETTING: setting})
-
-    # The study's trials by number.
-
-    def _frozen(self, number: int) -> FrozenTrial:
-        return self._study.get_trials(deepcopy=False)[number]
-
-    def _trial(self, number: int) -> Trial:
-        return Trial(self._study, self._frozen(number)._trial_id)
-
-    def _setting(self, number: int) -> Setting:
-        return dict(self._frozen(number).user_attrs[SETTING])
-
-    def _num_losses(self, number: int) -> int:
-        return len(self._frozen(number).user_attrs.get(_LOSSES, []))
+        return TrialRecord(**{**values, **changes})
 
 
-class _KernelLock(JournalFileOpenLock):
-    """Lock of the journal that the kernel frees when its holder dies.
-
-    Optuna's own are files: one left by a killed driver makes the next one wait for 30 s.
-    """
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(str(path))
-        self._path = path
-        self._fd = -1
-
-    def acquire(self) -> bool:
-        self._fd = os.open(self._path, os.O_RDONLY)
-        fcntl.flock(self._fd, fcntl.LOCK_EX)
-        return True
-
-    def release(self) -> None:
-        os.close(self._fd)
-
-
-def open_study(journal: Path, objective: str, sampler: BaseSampler) -> Study:
-    """Open or create the study of a sweep.
+def first_settings(
+    space: SearchSpace, hypotheses: Sequence[Mapping[str, KnobValue]]
+) -> list[Setting]:
+    """Return the settings that a sweep begins with: the baseline, then valid hypotheses, each once.
 
     Args:
-        journal: Optuna's journal without a torn last line.
-        objective: Metric to optimise, in its own direction.
-        sampler: The study's sampler.
-
-    Raises:
-        SweepError: A line of the journal cannot be read.
+        space: The valid settings; what a hypothesis leaves out is as in the baseline.
+        hypotheses: Settings, whole or in part, brought to the nearest allowed values.
     """
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    try:
-        return optuna.create_study(
-            storage=JournalStorage(JournalFileBackend(str(journal), _KernelLock(journal))),
-            study_name="sweep",
-            sampler=sampler,
-            direction="maximize" if is_maximised(objective) else "minimize",
-            load_if_exists=True,
-        )
-    except (ValueError, KeyError) as error:
-        raise SweepError(
-            f"{journal} cannot be read: {error}.",
-            "Remove it: the study is made again from the sweep's records.",
-        ) from error
+    baseline = space.baseline()
+    found = {space.key(baseline): baseline}
+    for hypothesis in hypotheses:
+        setting = space.snap({**baseline, **hypothesis})
+        if space.is_valid(setting):
+            found.setdefault(space.key(setting), setting)
+    return list(found.values())
 
 
-def _measured(record: TrialRecord, objective: str) -> float | None:
-    """Return the objective of a completed trial, if it is a finite number."""
-    value = record.value(objective)
-    return value if value is not None and math.isfinite(value) else None
+def _seconds(step: StepRecord) -> float:
+    value = step.metrics.get("timing_s/step")
+    return float(value) if isinstance(value, int | float) else 0.0

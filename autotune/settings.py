@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
+from urllib.parse import urlsplit
 
 from autotune.errors import BadInputError, nearest
 from autotune.metrics import METRICS, Direction
@@ -19,7 +20,7 @@ DEVICES = {"gpu": ("cuda", "npu"), "cpu": ("cpu",)}
 """``resources.device`` -> what verl's ``trainer.device`` may then be; the first is set where the
 base job has none."""
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
-SAMPLERS = ("tpe", "gp", "random")
+SAMPLERS = ("model", "tpe", "gp", "random")
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -75,6 +76,9 @@ class DomainConfig:
 class ObjectiveConfig:
     metric: str = "throughput_tokens_per_s_per_gpu"
     """A metric of the catalogue that has a better direction; that direction is optimised."""
+    trade_off: str | None = None
+    """A second such metric: the sweep then looks for the Pareto front of both, and ``best.yaml`` is
+    the end of it that is best in ``metric``."""
 
 
 @dataclass(kw_only=True)
@@ -117,15 +121,37 @@ class TrialConfig:
 @dataclass(kw_only=True)
 class SearchConfig:
     sampler: str
-    """``tpe``, ``gp`` or ``random`` (Optuna's samplers)."""
+    """``model``: expected improvement under constraints by our models of step time and memory;
+    ``tpe``, ``gp`` or ``random``: Optuna's samplers."""
     num_trials: int
-    """Trials to finish, the baseline (trial 0) included."""
+    """Trials to finish, the baseline (trial 0) and repetitions included."""
     max_concurrent: int
     """Trials that run at once, each on its own placement group."""
     seed: int
     """Seed of the sampler."""
     num_startup_trials: int
-    """Trials drawn at random, the baseline included, before the sampler's model is used."""
+    """Trials, the baseline included, before the sampler's model is used: drawn at random, by
+    ``model`` far from each other among those that are predicted to fit."""
+    confirm_ratio: float = 0.2
+    """Share of ``num_trials`` that measures the best settings again, at the end."""
+    first: list[dict[str, Any]] = field(default_factory=list)
+    """Settings to try right after the baseline: knob -> value, the others as in the base job."""
+    early_stop: bool = True
+    """End a trial after two measured steps once it is worse than the best setting so far beyond
+    both intervals, where that saves more time than the start-up of a new job costs."""
+    min_gain_ratio: float = 0.0
+    """Stop when another trial is expected to improve the objective by less than this share; 0:
+    never. Repetitions of the best settings still follow."""
+    max_gpu_hours: float | None = None
+    """Start no trial that is expected to bring the sweep above this many GPU hours."""
+    max_hours: float | None = None
+    """Start no trial that is expected to end after this many hours in which trials ran."""
+    warm_start: list[str] = field(default_factory=list)
+    """Folders of earlier sweeps to learn from; those of another model, hardware or set of versions
+    only suggest settings."""
+    storage: str | None = None
+    """Optuna database URL (``postgresql://user@host/db``) for the study; absent: a journal file in
+    the sweep's folder. Its password belongs into the environment (PGPASSWORD), never here."""
 
 
 @dataclass(kw_only=True)
@@ -166,7 +192,7 @@ def check(config: SweepConfig) -> None:
         raise BadInputError("knobs is empty.", "Name at least one knob and its domain.")
     _check_resources(config.resources)
     _check_trial(config.trial)
-    _check_search(config.search)
+    check_search(config.search)
     _check_goal(config.objective, config.constraints)
 
 
@@ -183,10 +209,29 @@ def _check_trial(trial: TrialConfig) -> None:
         _above_zero(f"trial.{name}", getattr(trial, name))
 
 
-def _check_search(search: SearchConfig) -> None:
+def check_search(search: SearchConfig) -> None:
+    """Check the search section alone, as :func:`check` does."""
     _one_of("search.sampler", search.sampler, SAMPLERS)
     _at_least(1, "search", search, "num_trials", "max_concurrent", "num_startup_trials")
     _at_least(0, "search", search, "seed")
+    for name in ("confirm_ratio", "min_gain_ratio"):
+        if not 0 <= getattr(search, name) < 1:
+            raise BadInputError(
+                f"search.{name} is {getattr(search, name)}.", "It must be at least 0 and below 1."
+            )
+    for name in ("max_gpu_hours", "max_hours"):
+        if getattr(search, name) is not None:
+            _above_zero(f"search.{name}", getattr(search, name))
+    if search.storage is not None and "://" not in search.storage:
+        raise BadInputError(
+            f"search.storage is {search.storage!r}.",
+            "It is a database URL, e.g. postgresql://user@host/db.",
+        )
+    if search.storage is not None and (urlsplit(search.storage).password or "") != "":
+        raise BadInputError(
+            "search.storage holds a password.",
+            "Leave it out of the URL and set PGPASSWORD, or use ~/.pgpass.",
+        )
 
 
 def _check_goal(objective: ObjectiveConfig, constraints: Sequence[ConstraintConfig]) -> None:
@@ -197,6 +242,12 @@ def _check_goal(objective: ObjectiveConfig, constraints: Sequence[ConstraintConf
             f"objective.metric is '{objective.metric}', which is neither better high nor low.",
             f"Choose one of: {', '.join(directed)}.",
         )
+    if objective.trade_off is not None:
+        _one_of("objective.trade_off", objective.trade_off, directed)
+        if objective.trade_off == objective.metric:
+            raise BadInputError(
+                f"objective.trade_off is '{objective.metric}', which objective.metric is already."
+            )
     seen: list[str] = []
     for index, constraint in enumerate(constraints):
         key = f"constraints[{index}]"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from autotune.domain import Domain
+from autotune.domain import MAX_INTEGER_RANGE, Domain
 from autotune.errors import BadInputError, nearest
 from autotune.knobs import KnobValue
 from autotune.verl_bridge.job import Leaves
@@ -97,6 +97,7 @@ class Space:
         for name in self._order:
             self._check_acts(name)
         self._baseline = self._resolve(self._neutral).setting
+        self._valid: list[Setting] | None = None
 
     @property
     def knobs(self) -> tuple[str, ...]:
@@ -177,6 +178,17 @@ class Space:
             return None
         left = [setting for setting in self.iter_valid() if self.key(setting) not in exclude]
         return left[int(rng.integers(len(left)))] if left else None
+
+    def candidates(self, rng: np.random.Generator, limit: int) -> list[Setting]:
+        """Return valid settings to choose from: all of them where there are at most ``limit``
+        settings, valid or not, else distinct random ones."""
+        if self._size(self._order, default=limit + 1) <= limit:
+            if self._valid is None:
+                self._valid = list(self.iter_valid())
+            return list(self._valid)
+        points = (self._draw(rng) for _ in range(limit))
+        found = {self._key(point): point for point in points}
+        return [point.setting for point in found.values() if not self._broken(point)]
 
     def summary(self) -> SpaceSummary:
         """Count the settings and what excludes them, exactly wherever that can be enumerated.
@@ -443,7 +455,7 @@ class Space:
         low, high = domain.bounds()
         low, high = min(low, float(base)), max(high, float(base))
         log = domain.log and low > 0
-        if domain.knob.kind is int:
+        if domain.knob.kind is int and high - low <= MAX_INTEGER_RANGE:
             return IntDistribution(round(low), round(high), log=log)
         return FloatDistribution(low, high, log=log)
 

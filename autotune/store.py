@@ -12,6 +12,7 @@ import json
 import os
 import socket
 import time
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +27,7 @@ SCHEMA_VERSION = 1
 CONFIG_FILE, VERSIONS_FILE, BEST_FILE = "config.yaml", "versions.yaml", "best.yaml"
 CALIBRATION_FILE = "calibration.json"
 STUDY_FILE, LOCK_FILE, LOG_FOLDER = "study.journal", "sweep.lock", "logs"
+STUDY_NAME_FILE = "study.name"
 
 MIN_SECRET_LENGTH = 6
 """Shorter values (``1``, ``none``) are words that a text may hold by chance."""
@@ -123,6 +125,15 @@ class SweepStore:
         for step in _read_lines(self.steps_path, StepRecord):
             steps.setdefault(step.number, []).append(step)
         return steps
+
+    def study_name(self) -> str:
+        """Return the name of this sweep's study in a database that several sweeps share: the
+        folder's name and a random part, made once and kept in the folder."""
+        assert self._lock_fd is not None, "the sweep is not locked"
+        path = self.folder / STUDY_NAME_FILE
+        if not path.exists():
+            self.write(STUDY_NAME_FILE, f"{self.folder.name}-{uuid.uuid4().hex[:8]}\n")
+        return path.read_text(encoding="utf-8").strip()
 
     def study_journal(self) -> Path:
         """Return the path of Optuna's journal, with a torn last line cut off.

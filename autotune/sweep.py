@@ -41,6 +41,8 @@ class SweepResult:
     """Whether the budget was used up; False after an interruption."""
     failure: str | None
     """Why the sweep could not go on; None when it could."""
+    stop_reason: str | None
+    """Why it ended before its number of trials, in words; None when it did not."""
 
 
 def outline_of(sweep: Sweep) -> SweepOutline:
@@ -87,6 +89,16 @@ def run_sweep(sweep: Sweep, *, address: str | None, console: Any) -> SweepResult
     return result
 
 
+def circumstances_of(sweep: Sweep) -> dict[str, dict[str, Any]]:
+    """Return what the sweep's measurements depend on, on the cluster that it is connected to."""
+    import ray
+
+    from autotune.warm_start import circumstances
+
+    kinds = [name for name in ray.cluster_resources() if name.startswith("accelerator_type:")]
+    return circumstances(sweep, accelerators=kinds, versions=versions())
+
+
 def calibrate_sweep(sweep: Sweep, store: SweepStore, console: Any) -> None:
     """Measure the cluster unless that is done or switched off; a failure is said, never fatal."""
     if not sweep.config.calibrate:
@@ -104,8 +116,8 @@ def _write_inputs(sweep: Sweep, store: SweepStore) -> None:
     if existing.exists() and not _may_continue(existing.read_text(encoding="utf-8"), text):
         raise BadInputError(
             f"{store.folder} holds a sweep with other settings than the file has now.",
-            "Give the sweep another `name`, or remove the folder. Only search.num_trials and "
-            "search.max_concurrent may change when a sweep goes on.",
+            "Give the sweep another `name`, or remove the folder. Only search.num_trials, "
+            "search.max_concurrent and the budgets may change when a sweep goes on.",
         )
     store.write(CONFIG_FILE, text)
     store.write(VERSIONS_FILE, yaml.safe_dump(dict(versions()), sort_keys=False))
@@ -114,8 +126,8 @@ def _write_inputs(sweep: Sweep, store: SweepStore) -> None:
 def _may_continue(old: str, new: str) -> bool:
     contents = [yaml.safe_load(text) for text in (old, new)]
     for content in contents:
-        for key in ("num_trials", "max_concurrent"):
-            content["search"].pop(key)
+        for key in ("num_trials", "max_concurrent", "max_gpu_hours", "max_hours"):
+            content["search"].pop(key, None)
     return bool(contents[0] == contents[1])
 
 
@@ -129,9 +141,25 @@ def versions() -> Mapping[str, str]:
 
 
 def _tune(sweep: Sweep, store: SweepStore, console: Any) -> SweepResult:
+    from autotune.early_stop import EarlyStopScheduler
+    from autotune.models.promise import goal_of
     from autotune.progress import Progress
     from autotune.search import SweepSearcher
+    from autotune.trial import num_steps
+    from autotune.warm_start import warm_start
 
+    objective = sweep.config.objective
+    goal = goal_of(objective.metric, sweep.config.constraints, objective.trade_off)
+    earlier = warm_start(
+        store,
+        sweep.space,
+        circumstances_of(sweep),
+        folders=sweep.config.search.warm_start,
+        goal=goal,
+        constraints=sweep.config.constraints,
+    )
+    for line in earlier.lines:
+        console.print(f"Warm start from {line}", markup=False, highlight=False)
     searcher = SweepSearcher(
         sweep.space,
         sweep.config.search,
@@ -139,6 +167,11 @@ def _tune(sweep: Sweep, store: SweepStore, console: Any) -> SweepResult:
         constraints=sweep.config.constraints,
         max_retries=sweep.config.trial.max_retries,
         records=store,
+        trade_off=sweep.config.objective.trade_off,
+        steps_per_trial=num_steps(sweep.config.trial),
+        num_ranks=sweep.config.resources.num_ranks,
+        earlier=earlier.evidence,
+        suggested=earlier.suggested,
     )
     with LiveTable(outline_of(sweep), console, finished=store.read_trials()) as table:
         run_tuner(
@@ -147,6 +180,7 @@ def _tune(sweep: Sweep, store: SweepStore, console: Any) -> SweepResult:
             folder=store.folder / "tune",
             max_concurrent=sweep.config.search.max_concurrent,
             callbacks=[Progress(store, table)],
+            scheduler=EarlyStopScheduler(searcher),
         )
     is_complete = searcher.is_done
     searcher.close()
@@ -156,4 +190,5 @@ def _tune(sweep: Sweep, store: SweepStore, console: Any) -> SweepResult:
         best=best_feasible(records, sweep.config.objective.metric),
         is_complete=is_complete,
         failure=searcher.failure,
+        stop_reason=searcher.stop_reason,
     )

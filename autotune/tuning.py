@@ -45,25 +45,32 @@ def bundles(resources: ResourcesConfig) -> list[dict[str, float]]:
 @contextlib.contextmanager
 def cluster(sweep: Sweep, address: str | None) -> Iterator[None]:
     """Connect to a cluster, or start one on this machine; leave it afterwards."""
+    needed = sweep.config.search.max_concurrent * _cpus_of_a_trial(sweep)
+    with local_cluster(needed) if address is None else _connected(address=address):
+        import ray
+
+        _check_fits(sweep, ray.cluster_resources())
+        yield
+
+
+@contextlib.contextmanager
+def local_cluster(num_cpus: int) -> Iterator[None]:
+    """Start Ray on this machine with at least so many logical CPUs; stop it afterwards."""
+    num_cpus = max(num_cpus, os.cpu_count() or 1)
+    with _connected(address="local", num_cpus=num_cpus, include_dashboard=False):
+        yield
+
+
+@contextlib.contextmanager
+def _connected(**options: Any) -> Iterator[None]:
     os.environ.update(_TUNE_ENVIRONMENT)
     import ray
 
     logging.getLogger("ray").setLevel(logging.WARNING)
     # It misses Tune's own result files, which are switched off; our records stand for them.
     logging.getLogger("ray.tune.analysis.experiment_analysis").setLevel(logging.ERROR)
-    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING}
-    if address is None:
-        needed = sweep.config.search.max_concurrent * _cpus_of_a_trial(sweep)
-        options |= {
-            "address": "local",
-            "num_cpus": max(needed, os.cpu_count() or 1),
-            "include_dashboard": False,
-        }
-    else:
-        options["address"] = address
-    ray.init(**options)
+    ray.init(log_to_driver=False, logging_level=logging.WARNING, **options)
     try:
-        _check_fits(sweep, ray.cluster_resources())
         yield
     finally:
         ray.shutdown()
@@ -107,6 +114,7 @@ def run_tuner(
     folder: Path,
     max_concurrent: int,
     callbacks: Sequence[Any],
+    scheduler: Any = None,
 ) -> None:
     """Run trials until the searcher has no more; Ctrl-C ends the run and returns.
 
@@ -117,6 +125,7 @@ def run_tuner(
         folder: Where Tune keeps its own files.
         max_concurrent: Trials at once.
         callbacks: Tune callbacks.
+        scheduler: A ``ray.tune.schedulers.TrialScheduler``; None runs every trial to its end.
     """
     from ray import tune
 
@@ -124,6 +133,7 @@ def run_tuner(
         trainable,
         tune_config=tune.TuneConfig(
             search_alg=searcher,
+            scheduler=scheduler,
             num_samples=-1,
             max_concurrent_trials=max_concurrent,
             reuse_actors=True,

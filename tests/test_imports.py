@@ -12,13 +12,16 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("errors", "metrics"),
     (
         *("config", "settings", "domain", "knobs", "space", "yaml_file", "objective"),
-        *("trial_metrics", "measure", "models"),
+        *("trial_metrics", "measure", "models", "landscape"),
         *("verification", "comparison", "launch_script"),
         *(f"verl_bridge.{name}" for name in ("job", "overrides", "paths", "rules", "schema")),
     ),
-    ("sampler", "search", "store", "report", "export"),
+    (
+        *("sampler", "study", "budget", "early_stop", "search", "warm_start"),
+        *("store", "report", "export"),
+    ),
     ("verl_bridge",),
-    ("progress", "trial", "tuning", "calibrate", "sweep"),
+    ("progress", "trial", "tuning", "calibrate", "replay", "sweep"),
     ("commands", "cli"),
 )
 HEAVY = ("ray", "torch", "verl", "transformers", "optuna", "wandb", "hydra", "pandas")

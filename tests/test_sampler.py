@@ -8,6 +8,7 @@ from optuna.trial import Trial
 from search_cases import SMALL_JOB
 
 from autotune.domain import make_domain
+from autotune.models.promise import Goal
 from autotune.sampler import SETTING, FeasibleSampler, ask_parameters
 from autotune.settings import SearchConfig
 from autotune.space import Space
@@ -18,6 +19,8 @@ MICRO, CLIP = "ppo_micro_batch_size_per_gpu", "clip_ratio"
 SETTINGS = SearchConfig(
     sampler="tpe", num_trials=20, max_concurrent=1, seed=5, num_startup_trials=2
 )
+
+GOAL = Goal(objectives=("throughput_tokens_per_s_per_gpu",), limits={})
 
 
 @functools.cache
@@ -43,7 +46,7 @@ def ask(study: optuna.Study) -> Trial:
 def make_study(settings: SearchConfig = SETTINGS) -> optuna.Study:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna.create_study(
-        direction="maximize", sampler=FeasibleSampler(small_space(), settings)
+        direction="maximize", sampler=FeasibleSampler(small_space(), settings, GOAL)
     )
 
 
@@ -71,7 +74,7 @@ def test_what_is_drawn_depends_on_the_number_and_the_seed_alone() -> None:
     for study in (first, second):
         for index in range(4):
             study.tell(ask(study), float(index))
-    second.sampler = FeasibleSampler(small_space(), SETTINGS)
+    second.sampler = FeasibleSampler(small_space(), SETTINGS, GOAL)
     assert ask(first).params == ask(second).params
 
 

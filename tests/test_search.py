@@ -20,7 +20,16 @@ from search_cases import SMALL_JOB
 
 from autotune.domain import make_domain
 from autotune.errors import SweepError
-from autotune.objective import RECORD, TrialRecord, TrialState, evaluate
+from autotune.objective import (
+    RECORD,
+    STEP_RECORD,
+    StepKind,
+    StepRecord,
+    TrialRecord,
+    TrialState,
+    evaluate,
+    pareto_front,
+)
 from autotune.search import SweepSearcher
 from autotune.settings import ConstraintConfig, SearchConfig
 from autotune.space import Space
@@ -103,12 +112,18 @@ def settings(**changes: Any) -> SearchConfig:
         "max_concurrent": 1,
         "seed": 3,
         "num_startup_trials": 3,
+        "confirm_ratio": 0.0,
     }
     return SearchConfig(**{**values, **changes})
 
 
 def make_searcher(
-    store: SweepStore, objective: str = THROUGHPUT, max_retries: int = 1, **changes: Any
+    store: SweepStore,
+    objective: str = THROUGHPUT,
+    max_retries: int = 1,
+    trade_off: str | None = None,
+    steps_per_trial: int = 0,
+    **changes: Any,
 ) -> SweepSearcher:
     return SweepSearcher(
         small_space(),
@@ -117,6 +132,8 @@ def make_searcher(
         constraints=CONSTRAINTS,
         records=store,
         max_retries=max_retries,
+        trade_off=trade_off,
+        steps_per_trial=steps_per_trial,
     )
 
 
@@ -169,7 +186,7 @@ def test_the_baseline_comes_first_and_overrides_nothing(store: SweepStore) -> No
     }
 
 
-@pytest.mark.parametrize("sampler", ["tpe", SLOW_GP, "random"])
+@pytest.mark.parametrize("sampler", ["model", "tpe", SLOW_GP, "random"])
 def test_every_suggestion_is_valid_and_new(store: SweepStore, sampler: str) -> None:
     suggestions = drive(make_searcher(store, sampler=sampler, num_trials=10))
     assert [suggestion["number"] for suggestion in suggestions] == list(range(10))
@@ -177,7 +194,7 @@ def test_every_suggestion_is_valid_and_new(store: SweepStore, sampler: str) -> N
     assert len({small_space().key(suggestion["setting"]) for suggestion in suggestions}) == 10
 
 
-@pytest.mark.parametrize("sampler", ["tpe", SLOW_GP, "random"])
+@pytest.mark.parametrize("sampler", ["model", "tpe", SLOW_GP, "random"])
 def test_equal_seeds_give_equal_searches(tmp_path: Path, sampler: str) -> None:
     runs = []
     for name in ("a", "b"):
@@ -224,7 +241,7 @@ def test_trials_that_run_at_once_differ(store: SweepStore) -> None:
     assert len({small_space().key(suggestion["setting"]) for suggestion in running}) == NUM_VALID
 
 
-@pytest.mark.parametrize("sampler", ["tpe", SLOW_GP])
+@pytest.mark.parametrize("sampler", ["model", "tpe", SLOW_GP])
 def test_the_sampler_works_while_trials_run(store: SweepStore, sampler: str) -> None:
     searcher = make_searcher(store, sampler=sampler, max_concurrent=3, num_trials=9)
     running = {str(index): suggest(searcher, str(index)) for index in range(3)}
@@ -238,7 +255,7 @@ def test_the_sampler_works_while_trials_run(store: SweepStore, sampler: str) -> 
     assert searcher.suggest("last") == Searcher.FINISHED
 
 
-@pytest.mark.parametrize("sampler", ["tpe", SLOW_GP])
+@pytest.mark.parametrize("sampler", ["model", "tpe", SLOW_GP])
 def test_the_sampler_finds_the_best_feasible_setting(store: SweepStore, sampler: str) -> None:
     # feasible up to micro-batch 4 (4/12 of the memory); 6 is invalid, 8 breaks the limit of 0.5
     drive(make_searcher(store, sampler=sampler, num_trials=16))
@@ -321,6 +338,139 @@ def test_no_number_in_the_journal_is_infinite_or_nan(store: SweepStore) -> None:
     drive(make_searcher(store, num_trials=12))
     text = (store.folder / "study.journal").read_text()
     assert "NaN" not in text and "Infinity" not in text
+
+
+# Repetitions, hypotheses, early ends.
+
+
+def test_the_last_share_of_the_budget_measures_the_best_settings_again(store: SweepStore) -> None:
+    suggestions = drive(make_searcher(store, sampler="model", num_trials=10, confirm_ratio=0.3))
+    keys = [small_space().key(suggestion["setting"]) for suggestion in suggestions]
+    assert len(set(keys[:7])) == 7
+    assert set(keys[7:]) <= set(keys[:7])
+    feasible = [record for record in store.read_trials()[:7] if record.feasible]
+    best = max(feasible, key=lambda record: record.metrics[THROUGHPUT] or 0.0)
+    assert small_space().key(best.setting) in keys[7:]
+
+
+def test_repetitions_follow_when_the_space_is_exhausted(store: SweepStore) -> None:
+    suggestions = drive(make_searcher(store, num_trials=100, confirm_ratio=0.04))
+    assert len(suggestions) == NUM_VALID + 4
+
+
+def test_hypotheses_are_tried_right_after_the_baseline_and_invalid_ones_are_not(
+    store: SweepStore,
+) -> None:
+    first = [{MICRO: 8, SCORING: 8}, {MICRO: 2}, {MICRO: 4}]
+    searcher = make_searcher(store, num_trials=4, first=first)
+    settings_of = [suggestion["setting"] for suggestion in drive(searcher)]
+    assert [(setting[MICRO], setting[SCORING]) for setting in settings_of[:3]] == [
+        (2, 2),
+        (8, 8),
+        (4, 2),
+    ]
+
+
+def test_the_search_stops_when_no_more_is_expected_and_says_so(store: SweepStore) -> None:
+    searcher = make_searcher(
+        store, sampler="model", num_trials=25, min_gain_ratio=0.3, confirm_ratio=0.1
+    )
+    suggestions = drive(searcher)
+    assert 8 + 2 <= len(suggestions) < 25
+    assert searcher.stop_reason == (
+        f"Stopped after {len(suggestions)} of 25 trials: less than 30 % expected from one more."
+    )
+    assert searcher.is_done
+
+
+def test_a_spent_budget_ends_the_search_without_repetitions(store: SweepStore) -> None:
+    def one_gpu_hour(suggestion: dict[str, Any]) -> TrialRecord:
+        record = record_of(suggestion)
+        return record_of(suggestion, metrics={**record.metrics, "gpu_seconds": 3600.0})
+
+    searcher = make_searcher(store, num_trials=20, max_gpu_hours=3.5, confirm_ratio=0.2)
+    assert len(drive(searcher, one_gpu_hour)) == 3
+    assert searcher.stop_reason is not None and "3 of 3.5 GPU hours are spent" in (
+        searcher.stop_reason
+    )
+
+
+def step_result(suggestion: dict[str, Any], step: int, speed: float) -> dict[str, Any]:
+    kind = StepKind.WARMUP if step == 1 else StepKind.MEASURED
+    record = StepRecord(
+        number=suggestion["number"],
+        attempt=suggestion["attempt"],
+        step=step,
+        kind=kind,
+        metrics={"perf/throughput": speed, "timing_s/step": 1000.0 / speed},
+    )
+    return {STEP_RECORD: json.dumps(record.to_dict()), "time_total_s": 10.0 * step}
+
+
+def test_a_trial_that_is_stopped_early_is_kept_with_what_it_measured(store: SweepStore) -> None:
+    searcher = make_searcher(store, steps_per_trial=6)
+    complete(searcher, record_of(suggest(searcher)))
+    bad = suggest(searcher)
+    causes = [searcher.note_step("id", step_result(bad, step, 20.0)) for step in (1, 2, 3)]
+    assert causes[:2] == [None, None] and causes[2] is not None
+    searcher.on_trial_complete("id", step_result(bad, 3, 20.0))
+    record = store.read_trials()[1]
+    assert (record.state, record.cause, record.feasible) == (TrialState.STOPPED, causes[2], False)
+    assert record.metrics[THROUGHPUT] == 20.0
+    trial = searcher.study.get_trials()[1]
+    assert (trial.state, trial.value) == (StudyState.COMPLETE, 20.0)
+    assert trial.constraints["completed"] == -1.0
+    assert suggest(searcher)["number"] == 2
+
+
+def test_the_baseline_is_never_stopped(store: SweepStore) -> None:
+    searcher = make_searcher(store, steps_per_trial=6)
+    baseline = suggest(searcher)
+    assert [searcher.note_step("id", step_result(baseline, s, 0.1)) for s in (1, 2, 3)] == (
+        [None] * 3
+    )
+
+
+def test_two_objectives_give_a_study_of_two_and_a_front(store: SweepStore) -> None:
+    searcher = make_searcher(
+        store, sampler="model", num_trials=9, trade_off="peak_memory_ratio"
+    )
+    drive(searcher)
+    assert [direction.name for direction in searcher.study.directions] == ["MAXIMIZE", "MINIMIZE"]
+    front = pareto_front(store.read_trials(), (THROUGHPUT, "peak_memory_ratio"))
+    speeds = [record.metrics[THROUGHPUT] or 0.0 for record in front]
+    memory = [record.metrics["peak_memory_ratio"] or 0.0 for record in front]
+    assert speeds == sorted(speeds, reverse=True) and memory == sorted(memory, reverse=True)
+    assert len(front) > 1 and all(record.feasible for record in front)
+
+
+def test_two_sweeps_share_one_database(tmp_path: Path) -> None:
+    storage = f"sqlite:///{tmp_path / 'studies.db'}"
+    for name in ("a", "b"):
+        store = SweepStore(tmp_path / name / "sweep")
+        with store.locked():
+            drive(make_searcher(store, num_trials=3, storage=storage))
+            assert len(drive(make_searcher(store, num_trials=5, storage=storage))) == 2
+            assert [record.number for record in store.read_trials()] == list(range(5))
+        assert not (store.folder / "study.journal").exists()
+    assert len(optuna.get_all_study_names(storage)) == 2
+
+
+def test_a_database_that_cannot_be_reached_is_an_error(store: SweepStore) -> None:
+    with pytest.raises(SweepError, match="search.storage is .* cannot be reached"):
+        make_searcher(store, storage="sqlite:////nowhere/at/all.db")
+
+
+def test_eight_trials_at_once_differ_and_the_models_count_them(store: SweepStore) -> None:
+    searcher = make_searcher(store, sampler="model", num_trials=17, max_concurrent=8)
+    complete(searcher, measure(suggest(searcher, "first")), "first")
+    running = {str(index): suggest(searcher, str(index)) for index in range(8)}
+    assert searcher.suggest("ninth") is None
+    for trial_id, suggestion in running.items():
+        complete(searcher, measure(suggestion), trial_id)
+    more = [suggest(searcher, str(index)) for index in range(8)]
+    keys = {small_space().key(one["setting"]) for one in [*running.values(), *more]}
+    assert len(keys) == 16
 
 
 # Trials that are lost.
@@ -502,6 +652,15 @@ def test_tune_snapshots_hold_which_trial_runs_what(store: SweepStore, tmp_path: 
 # Kills. A child process runs the search and is killed at the n-th write that it makes permanent.
 
 
+# Baseline, a hypothesis, the sampler's own, and a repetition: every way in which a trial is asked.
+KILLED: dict[str, Any] = {
+    "sampler": "model",
+    "num_trials": 5,
+    "first": [{MICRO: 4, SCORING: 4}],
+    "confirm_ratio": 0.2,
+}
+
+
 def die_at_fsync(write: int, *, before: bool) -> None:
     """Have SIGKILL end this process at its n-th call of fsync."""
     fsync, calls = os.fsync, itertools.count(1)
@@ -524,7 +683,7 @@ def killed_at(folder: Path, write: int, *, before: bool) -> bool:
             die_at_fsync(write, before=before)
             store = SweepStore(folder)
             with store.locked():
-                drive(make_searcher(store, num_trials=4))
+                drive(make_searcher(store, **KILLED))
             os._exit(0)
         finally:
             os._exit(1)
@@ -539,18 +698,18 @@ def killed_at(folder: Path, write: int, *, before: bool) -> bool:
 def test_a_kill_at_any_write_loses_no_finished_trial(tmp_path: Path, before: bool) -> None:
     whole = SweepStore(tmp_path / "whole")
     with whole.locked():
-        drive(make_searcher(whole, num_trials=4))
+        drive(make_searcher(whole, **KILLED))
     for write in range(1, 1000):
         store = SweepStore(tmp_path / str(write))
         if not killed_at(store.folder, write, before=before):
             break
         kept = store.read_trials()
         with store.locked():
-            searcher = make_searcher(store, num_trials=4)
+            searcher = make_searcher(store, **KILLED)
             drive(searcher)
         assert store.read_trials()[: len(kept)] == kept
         assert visited(store) == visited(whole), f"killed at write {write}"
-        assert states(searcher) == [StudyState.COMPLETE] * 4
+        assert states(searcher) == [StudyState.COMPLETE] * 5
     assert write > 30
 
 

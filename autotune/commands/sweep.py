@@ -4,6 +4,7 @@ Runs in the driver. The module's head imports nothing heavy, so that ``--help`` 
 """
 
 import argparse
+import json
 import sys
 
 from autotune.commands.arguments import add_address, add_sweep_file
@@ -17,6 +18,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     add_sweep_file(parser)
     add_address(parser)
+    parser.add_argument(
+        "--warm-start",
+        action="append",
+        default=[],
+        metavar="FOLDER",
+        help="an earlier sweep to learn from; as search.warm_start",
+    )
 
 
 def run(options: argparse.Namespace) -> ExitCode:
@@ -29,11 +37,16 @@ def run(options: argparse.Namespace) -> ExitCode:
     from autotune.report.summary import summary_text
     from autotune.sweep import run_sweep, store_of
 
-    sweep = load_sweep(options.file, options.overrides)
+    overrides = list(options.overrides)
+    if options.warm_start:
+        overrides.append(f"search.warm_start={json.dumps(options.warm_start)}")
+    sweep = load_sweep(options.file, overrides)
     print(describe(sweep), flush=True)
     result = run_sweep(sweep, address=options.address, console=Console())
     data = read_sweep(store_of(sweep).folder)
     print(summary_text(answer(data), data))
+    if result.stop_reason:
+        print(result.stop_reason)
     print(f"Records: {data.folder}")
     if result.failure:
         print(f"autotune: {result.failure}", file=sys.stderr)

@@ -1,0 +1,212 @@
+"""What an earlier sweep is worth for this one: its measurements where all is alike, else its ideas.
+
+Runs in the driver, before the first trial. A sweep's folder holds ``circumstances.json``: model
+shape, hardware, world size, software versions and workload. Where an earlier sweep's are equal, its
+trials are evidence about this one's settings, with every metric held against this sweep's own
+limits; where anything differs, only its best settings are taken as suggestions, and why is said.
+What was read is kept in ``warm_start.json``, so that a resumed sweep does not depend on the other
+folder. Imports its siblings ``store`` and ``sampler``.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autotune.config import Sweep
+from autotune.errors import BadInputError
+from autotune.models.evidence import Evidence
+from autotune.models.promise import Goal
+from autotune.objective import Constraint, TrialRecord, TrialState, best_feasible, evaluate
+from autotune.sampler import SearchSpace, Setting
+from autotune.store import SweepStore
+from autotune.verl_bridge import job
+from autotune.verl_bridge.overrides import leaves
+
+CIRCUMSTANCES_FILE, WARM_START_FILE = "circumstances.json", "warm_start.json"
+NUM_SUGGESTED = 2
+"""Settings that an earlier sweep suggests, the best ones that are feasible here."""
+
+_SHAPE = (
+    "model_type",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "vocab_size",
+    "tie_word_embeddings",
+)
+_WORKLOAD = (
+    "algorithm.adv_estimator",
+    "data.train_batch_size",
+    "data.max_prompt_length",
+    "data.max_response_length",
+    f"{job.ACTOR}.strategy",
+    f"{job.ACTOR}.ppo_mini_batch_size",
+    f"{job.ACTOR}.ppo_epochs",
+    f"{job.ROLLOUT}.n",
+    f"{job.ROLLOUT}.name",
+)
+_VERSIONS = ("verl", "torch", "vllm", "transformers")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmStart:
+    """What earlier sweeps give to this one."""
+
+    evidence: list[Evidence]
+    suggested: list[Setting]
+    lines: list[str]
+    """What was taken from which folder and why not more, to be printed."""
+
+
+def circumstances(
+    sweep: Sweep, *, accelerators: Sequence[str], versions: Mapping[str, str]
+) -> dict[str, dict[str, Any]]:
+    """Return what measurements of a sweep depend on besides its settings.
+
+    Args:
+        sweep: The loaded sweep.
+        accelerators: Kinds of accelerator in the cluster, as Ray names them.
+        versions: Package -> version.
+    """
+    base = leaves(sweep.base_config)
+    resources = sweep.config.resources
+    return {
+        "model": _shape(Path(str(base[f"{job.MODEL}.path"]))),
+        "hardware": {"device": resources.device, "accelerators": sorted(accelerators)},
+        "world size": {"nodes": resources.nodes, "ranks_per_node": resources.ranks_per_node},
+        "versions": {name: versions[name] for name in _VERSIONS if name in versions},
+        "workload": {key: base[key] for key in _WORKLOAD if key in base},
+    }
+
+
+def warm_start(
+    store: SweepStore,
+    space: SearchSpace,
+    own: Mapping[str, Mapping[str, Any]],
+    *,
+    folders: Sequence[str],
+    goal: Goal,
+    constraints: Sequence[Constraint],
+) -> WarmStart:
+    """Return what the named sweeps give; what a first run has read is read again from the store.
+
+    Args:
+        store: This sweep's, locked.
+        space: This sweep's settings.
+        own: This sweep's circumstances; written to its folder.
+        folders: Earlier sweeps.
+        goal: Objective of this sweep and what the models read.
+        constraints: Limits of this sweep.
+
+    Raises:
+        BadInputError: A folder that holds no sweep.
+    """
+    path = store.folder / WARM_START_FILE
+    if path.exists():
+        return _from_json(path.read_text(encoding="utf-8"))
+    parts = [
+        _read(Path(folder), space, own, goal=goal, constraints=constraints) for folder in folders
+    ]
+    found = WarmStart(
+        evidence=[trial for part in parts for trial in part.evidence],
+        suggested=[setting for part in parts for setting in part.suggested],
+        lines=[line for part in parts for line in part.lines],
+    )
+    store.write(CIRCUMSTANCES_FILE, json.dumps(own, indent=1))
+    store.write(WARM_START_FILE, json.dumps(dataclasses.asdict(found)))
+    return found
+
+
+def _read(
+    folder: Path,
+    space: SearchSpace,
+    own: Mapping[str, Mapping[str, Any]],
+    *,
+    goal: Goal,
+    constraints: Sequence[Constraint],
+) -> WarmStart:
+    records = SweepStore(folder).read_trials()
+    if not records:
+        raise BadInputError(f"search.warm_start: {folder} holds no finished trial of a sweep.")
+    usable = [_moved(record, records[0].setting, space, constraints) for record in records]
+    kept = [record for record in usable if record is not None]
+    difference = _difference(folder, own)
+    suggested = _best(kept, goal.objective)
+    if difference:
+        text = f"{len(suggested)} suggestion(s) only: another {' and '.join(difference)}"
+        return WarmStart(evidence=[], suggested=suggested, lines=[f"{folder}: {text}."])
+    told = [record for record in kept if record.state.is_setting_fault]
+    evidence = [Evidence.of(record, goal.metrics) for record in told]
+    text = f"{len(evidence)} trial(s) and {len(suggested)} suggestion(s)"
+    return WarmStart(evidence=evidence, suggested=suggested, lines=[f"{folder}: {text}."])
+
+
+def _difference(folder: Path, own: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return which circumstances differ; all where the earlier sweep did not note them."""
+    path = folder / CIRCUMSTANCES_FILE
+    if not path.exists():
+        return [*own]
+    theirs = json.loads(path.read_text(encoding="utf-8"))
+    plain = json.loads(json.dumps(own))
+    return [name for name in own if theirs.get(name) != plain[name]]
+
+
+def _moved(
+    record: TrialRecord,
+    their_baseline: Setting,
+    space: SearchSpace,
+    constraints: Sequence[Constraint],
+) -> TrialRecord | None:
+    """Return a record as one of this space under these limits; None where it has no such setting.
+
+    A knob that only this sweep turns is as in the base job; a trial that turned a knob which this
+    sweep leaves alone is no setting of it.
+    """
+    baseline = space.baseline()
+    foreign = [name for name in record.setting if name not in baseline]
+    if any(record.setting[name] != their_baseline[name] for name in foreign):
+        return None
+    setting = space.snap({**baseline, **{n: v for n, v in record.setting.items() if n in baseline}})
+    if not space.is_valid(setting):
+        return None
+    if any(setting[name] != record.setting[name] for name in setting if name in record.setting):
+        return None
+    violations, satisfied = evaluate(record.metrics, constraints)
+    return dataclasses.replace(
+        record,
+        setting=setting,
+        params=space.active(setting),
+        violations=violations,
+        feasible=satisfied and record.state is TrialState.COMPLETE,
+    )
+
+
+def _best(records: Sequence[TrialRecord], objective: str) -> list[Setting]:
+    """Return the best settings, each once."""
+    left, found = list(records), []
+    while len(found) < NUM_SUGGESTED and (best := best_feasible(left, objective)) is not None:
+        found.append(dict(best.setting))
+        left = [record for record in left if record.setting != best.setting]
+    return found
+
+
+def _shape(model: Path) -> dict[str, Any]:
+    """Return the sizes of a model folder; its path alone where it holds no configuration."""
+    path = model / "config.json"
+    if not path.exists():
+        return {"path": str(model)}
+    config = json.loads(path.read_text(encoding="utf-8"))
+    return {name: config[name] for name in _SHAPE if name in config}
+
+
+def _from_json(text: str) -> WarmStart:
+    data = json.loads(text)
+    evidence = [
+        Evidence(**{**trial, "state": TrialState(trial["state"])}) for trial in data["evidence"]
+    ]
+    return WarmStart(evidence=evidence, suggested=data["suggested"], lines=data["lines"])
