@@ -9,7 +9,7 @@ import logging
 import sys
 from collections.abc import Sequence
 
-from autotune.commands import calibrate, check, compare, list, report, show, sweep
+from autotune.commands import calibrate, check, compare, list, replay, report, show, sweep
 from autotune.errors import AutotuneError, BadInputError, ExitCode
 
 COMMANDS = {
@@ -18,6 +18,7 @@ COMMANDS = {
     "calibrate": calibrate,
     "list": list,
     "report": report,
+    "replay": replay,
     "show": show,
     "compare": compare,
 }
