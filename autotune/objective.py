@@ -16,7 +16,7 @@ from statistics import fmean
 from typing import Any, Protocol
 
 from autotune.knobs import KnobValue
-from autotune.measure.stats import ONE_SIDED_95, pooled_spread
+from autotune.measure.stats import CAUTIOUS, pooled_spread
 from autotune.metrics import METRICS, Direction
 
 StepValue = float | list[float] | None
@@ -207,13 +207,18 @@ def best_feasible(records: Sequence[TrialRecord], metric: str) -> TrialRecord | 
 
     Trials of one setting are repetitions. Once any setting was repeated, the spread of repetitions
     is known, and a setting counts by the pessimistic end of what was measured: its mean objective,
-    one standard error worse, where every constraint is still kept at its one-sided 95 % bound; if
-    no setting keeps its limits that clearly, by its mean alone. The winner's record is that of its
-    feasible trial in the middle, the worse of two, so that no lucky repetition is quoted.
+    one standard error worse, where every constraint is still kept two standard errors beyond its
+    mean. Settings that were repeated go before those that were not, and these before settings that
+    keep a limit by their mean alone. The winner's record is that of its feasible trial in the
+    middle, the worse of two, so that no lucky repetition is quoted.
     """
     repeated = _Repeated(records, metric)
-    for is_strict in (True, False):
-        feasible = [trials for trials in repeated.settings if repeated.keeps(trials, is_strict)]
+    for least, is_strict in ((2, True), (1, True), (1, False)):
+        feasible = [
+            trials
+            for trials in repeated.settings
+            if len(trials) >= least and repeated.keeps(trials, is_strict)
+        ]
         if feasible:
             scores = [repeated.score(trials) for trials in feasible]
             return repeated.middle(feasible[scores.index(max(scores))])
@@ -287,7 +292,7 @@ class _Repeated:
             shares = _shares(trials, name)
             if not shares:
                 continue
-            error = ONE_SIDED_95 * spread / math.sqrt(len(shares)) if self._is_known else 0.0
+            error = CAUTIOUS * spread / math.sqrt(len(shares)) if self._is_known else 0.0
             if fmean(shares) * (1 + (error if is_strict else 0.0)) > 1:
                 return False
         return True

@@ -9,6 +9,7 @@ trial.
 
 import math
 from collections.abc import Collection, Hashable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -85,6 +86,7 @@ class FeasibleSampler(BaseSampler):
         settings: Kind of sampler, seed, random start, concurrency.
         goal: What is optimised and kept.
         earlier: What other sweeps found, where it holds for this one.
+        static: Knob -> bytes of its part in the base job, where known.
     """
 
     def __init__(
@@ -93,7 +95,9 @@ class FeasibleSampler(BaseSampler):
         settings: SearchConfig,
         goal: Goal,
         earlier: Sequence[Evidence] = (),
+        static: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
+        self._static = static
         self._space = space
         self._settings = settings
         self._goal = goal
@@ -163,6 +167,7 @@ class FeasibleSampler(BaseSampler):
             self._goal,
             running=running,
             weight=weight,
+            static=self._static,
         )
 
     def candidates(self, study: Study, seed: int) -> list[Setting]:

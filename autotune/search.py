@@ -14,6 +14,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from optuna.study import Study
@@ -83,6 +84,7 @@ class SweepSearcher(Searcher):
         num_ranks: Ranks that a trial holds, for what a trial that was stopped early cost.
         earlier: What other sweeps found, where it holds for this one.
         suggested: Their best settings, tried right after ``settings.first``.
+        static: Knob -> bytes of its part in the base job, for the memory model.
 
     Raises:
         SweepError: Records and study do not belong together, or the storage cannot be read.
@@ -102,6 +104,7 @@ class SweepSearcher(Searcher):
         num_ranks: int = 1,
         earlier: Sequence[Evidence] = (),
         suggested: Sequence[Setting] = (),
+        static: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         super().__init__()
         self.failure: str | None = None
@@ -115,7 +118,7 @@ class SweepSearcher(Searcher):
         self._max_retries = max_retries
         self._num_ranks = num_ranks
         self._goal = goal_of(objective, constraints, trade_off)
-        self._sampler = FeasibleSampler(space, settings, self._goal, earlier)
+        self._sampler = FeasibleSampler(space, settings, self._goal, earlier, static)
         self._ledger = SweepStudy(space, self._sampler, self._goal, records, settings.storage)
         self._budget = Budget(settings, steps_per_trial)
         self._early_stop = EarlyStop(objective, steps_per_trial) if settings.early_stop else None

@@ -26,6 +26,7 @@ from autotune.report.live import LiveTable
 from autotune.report.text import SweepOutline
 from autotune.store import BEST_FILE, CONFIG_FILE, LOG_FOLDER, VERSIONS_FILE, SweepStore
 from autotune.tuning import cluster, run_tuner, trials_of
+from autotune.verl_bridge.overrides import leaves
 
 PACKAGES = ("verl-autotune", "verl", "torch", "ray", "optuna", "transformers", "vllm")
 
@@ -143,11 +144,13 @@ def versions() -> Mapping[str, str]:
 def _tune(sweep: Sweep, store: SweepStore, console: Any) -> SweepResult:
     from autotune.early_stop import EarlyStopScheduler
     from autotune.models.promise import goal_of
+    from autotune.models.static_memory import static_bytes
     from autotune.progress import Progress
     from autotune.search import SweepSearcher
     from autotune.trial import num_steps
-    from autotune.warm_start import warm_start
+    from autotune.warm_start import model_config, warm_start
 
+    base = leaves(sweep.base_config)
     objective = sweep.config.objective
     goal = goal_of(objective.metric, sweep.config.constraints, objective.trade_off)
     earlier = warm_start(
@@ -172,6 +175,7 @@ def _tune(sweep: Sweep, store: SweepStore, console: Any) -> SweepResult:
         num_ranks=sweep.config.resources.num_ranks,
         earlier=earlier.evidence,
         suggested=earlier.suggested,
+        static=static_bytes(model_config(base), base),
     )
     with LiveTable(outline_of(sweep), console, finished=store.read_trials()) as table:
         run_tuner(

@@ -23,6 +23,7 @@ from autotune.objective import Constraint, TrialRecord, TrialState, best_feasibl
 from autotune.sampler import SearchSpace, Setting
 from autotune.store import SweepStore
 from autotune.verl_bridge import job
+from autotune.verl_bridge.job import Leaves
 from autotune.verl_bridge.overrides import leaves
 
 CIRCUMSTANCES_FILE, WARM_START_FILE = "circumstances.json", "warm_start.json"
@@ -74,9 +75,11 @@ def circumstances(
         versions: Package -> version.
     """
     base = leaves(sweep.base_config)
+    config = model_config(base)
     resources = sweep.config.resources
     return {
-        "model": _shape(Path(str(base[f"{job.MODEL}.path"]))),
+        "model": {name: config[name] for name in _SHAPE if name in config}
+        or {"path": base[f"{job.MODEL}.path"]},
         "hardware": {"device": resources.device, "accelerators": sorted(accelerators)},
         "world size": {"nodes": resources.nodes, "ranks_per_node": resources.ranks_per_node},
         "versions": {name: versions[name] for name in _VERSIONS if name in versions},
@@ -188,20 +191,21 @@ def _moved(
 
 def _best(records: Sequence[TrialRecord], objective: str) -> list[Setting]:
     """Return the best settings, each once."""
-    left, found = list(records), []
+    left = list(records)
+    found: list[Setting] = []
     while len(found) < NUM_SUGGESTED and (best := best_feasible(left, objective)) is not None:
         found.append(dict(best.setting))
         left = [record for record in left if record.setting != best.setting]
     return found
 
 
-def _shape(model: Path) -> dict[str, Any]:
-    """Return the sizes of a model folder; its path alone where it holds no configuration."""
-    path = model / "config.json"
+def model_config(base: Leaves) -> dict[str, Any]:
+    """Return a base job's ``config.json``; empty where its model is no folder with one."""
+    path = Path(str(base[f"{job.MODEL}.path"])) / "config.json"
     if not path.exists():
-        return {"path": str(model)}
+        return {}
     config = json.loads(path.read_text(encoding="utf-8"))
-    return {name: config[name] for name in _SHAPE if name in config}
+    return config if isinstance(config, dict) else {}
 
 
 def _from_json(text: str) -> WarmStart:

@@ -146,6 +146,7 @@ def ray_optuna(only_feasible: bool) -> Method:
         while not session.is_over:
             name = str(len(session.records))
             asked = search.suggest(name)
+            assert asked is not None
             record = session.run(_existing(session.space, asked))
             _tell_ray(search, name, record, landscape.objective)
         if only_feasible:
@@ -179,8 +180,10 @@ def optuna_direct(kind: str) -> Method:
             sampler = optuna.samplers.GPSampler(seed=seed, n_startup_trials=6)
         else:
             sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=6, multivariate=True)
-        direction = "maximize" if is_maximised(landscape.objective) else "minimize"
-        study = optuna.create_study(direction=direction, sampler=sampler)
+        is_larger_better = is_maximised(landscape.objective)
+        study = optuna.create_study(
+            direction="maximize" if is_larger_better else "minimize", sampler=sampler
+        )
         session = Session(landscape, budget, seed)
         distributions = session.space.distributions()
         study.enqueue_trial(dict(landscape.baseline))

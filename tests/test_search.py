@@ -694,7 +694,7 @@ def killed_at(folder: Path, write: int, *, before: bool) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("before", [True, False])
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(900)
 def test_a_kill_at_any_write_loses_no_finished_trial(tmp_path: Path, before: bool) -> None:
     whole = SweepStore(tmp_path / "whole")
     with whole.locked():

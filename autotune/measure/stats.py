@@ -11,8 +11,9 @@ import numpy as np
 
 Statistic = Callable[[Sequence[float]], float]
 
-ONE_SIDED_95 = 1.645
-"""Standard errors from a mean to its one-sided 95 % bound (normal distribution)."""
+CAUTIOUS = 2.0
+"""Standard errors from a mean to its cautious end: a one-sided bound of 98 % (normal
+distribution)."""
 
 _USUAL_SPREAD, _USUAL_WORTH = 0.04, 2
 """Relative standard deviation of a repeated trial before any was repeated, and the degrees of

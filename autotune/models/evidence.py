@@ -58,6 +58,11 @@ class Batch:
     points: Array
     features: Array
     """Columns of a regression's linear part: a constant, the points, reciprocals."""
+    names: tuple[str, ...]
+    """What each column of ``features`` is of: a knob, :data:`RECIPROCAL` and a knob, or nothing."""
+
+
+RECIPROCAL = "1/"
 
 
 class Encoder:
@@ -78,15 +83,26 @@ class Encoder:
         """Return settings with their points and features."""
         columns: list[Array] = []
         reciprocals: list[Array] = []
+        names: list[str] = []
+        of_reciprocals: list[str] = []
         for name, distribution in self._knobs.items():
             values = [setting[name] for setting in settings]
-            columns += _columns(values, distribution)
+            own = _columns(values, distribution)
+            columns += own
+            names += [name] * len(own)
             if _is_logarithmic(distribution):
-                reciprocals.append(distribution.low / np.array(values, dtype=float))
+                low = float(getattr(distribution, "low"))
+                reciprocals.append(low / np.array(values, dtype=float))
+                of_reciprocals.append(RECIPROCAL + name)
         constant = np.ones(len(settings))
         features = np.stack([constant, *columns, *reciprocals], axis=1)
         points = np.stack(columns, axis=1) if columns else features[:, :0]
-        return Batch(settings=settings, points=points, features=features)
+        return Batch(
+            settings=settings,
+            points=points,
+            features=features,
+            names=("", *names, *of_reciprocals),
+        )
 
 
 def _columns(values: Sequence[KnobValue], distribution: "BaseDistribution") -> list[Array]:

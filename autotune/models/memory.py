@@ -11,6 +11,7 @@ that needs at least as much fails too. Holds for one world size: evidence from a
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,7 @@ from autotune.models.evidence import Array, Batch, Encoder, Evidence, Setting
 from autotune.models.gaussian_process import GaussianProcess, Prior, usual_length
 from autotune.objective import TrialState
 
-PEAK = "peak_memory_ratio"
+PEAK, PEAK_GIB = "peak_memory_ratio", "peak_reserved_gib"
 
 MORE_WHEN_LARGER = (
     "ppo_micro_batch_size_per_gpu",
@@ -88,8 +89,8 @@ class MemoryModel:
         encoder: Of the sweep's space.
         baseline: The base job's setting; numbers count in units of its values.
         evidence: Trials of this world size.
-        limit: Share of the device that a setting may take: the constraint's limit, at most 1.
-        device_bytes: The device's memory, for knobs that are counted in bytes.
+        static: Knob -> bytes that its part takes in the base job, where known: see
+            :func:`autotune.models.static_memory.static_bytes`.
     """
 
     def __init__(
@@ -97,10 +98,10 @@ class MemoryModel:
         encoder: Encoder,
         baseline: Setting,
         evidence: Sequence[Evidence],
-        *,
-        device_bytes: float = _DEVICE_BYTES,
+        static: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
-        self._encoder, self._baseline, self._device_bytes = encoder, baseline, device_bytes
+        self._encoder, self._baseline, self._static = encoder, baseline, static
+        self._device_bytes = device_bytes(evidence)
         self._fitting = [trial for trial in evidence if trial.is_measured]
         self._failed = [trial for trial in evidence if trial.state is TrialState.OUT_OF_MEMORY]
         self._order = MemoryOrder(baseline)
@@ -161,11 +162,23 @@ class MemoryModel:
             if name == _PER_UNIT:
                 parts.append(self._gathered(settings))
             elif name not in _DEPTHS and not isinstance(base, str):
-                parts.append(_part(name, base, settings))
+                parts.append(self._knob_part(name, base, settings))
         parts.append(self._unshared(settings))
         columns = np.stack([part.column for part in parts], axis=1)
         sizes = np.array([part.size for part in parts])
         return columns, sizes, np.array([part.spread for part in parts])
+
+    def _knob_part(self, name: str, base: KnobValue, settings: Sequence[Setting]) -> _Part:
+        """Return the part of one knob: in units of the baseline's value, or of a switch."""
+        values = np.array([float(setting[name]) for setting in settings])
+        unit = 1.0 if isinstance(base, bool) or float(base) == 0 else abs(float(base))
+        saves = name in LESS_WHEN_LARGER
+        size = _PART if saves or name in MORE_WHEN_LARGER else 0.0
+        spread = _PART_SPREAD
+        if name in self._static:
+            size = self._static[name] / self._device_bytes
+            spread = max(size, _PART_SPREAD / 2)
+        return _Part(column=1 - values / unit if saves else values / unit, size=size, spread=spread)
 
     def _gathered(self, settings: Sequence[Setting]) -> _Part:
         """Parameters of the units that are there at once: the bucket times one more than the
@@ -214,18 +227,11 @@ class MemoryOrder:
         return answer
 
 
-def _part(name: str, base: KnobValue, settings: Sequence[Setting]) -> _Part:
-    """Return the part of one knob: in units of the baseline's value, more when it costs memory."""
-    values = np.array([float(setting[name]) for setting in settings])
-    unit = 1.0 if isinstance(base, bool) or float(base) == 0 else abs(float(base))
-    if name in LESS_WHEN_LARGER:
-        return _Part(column=1 - values / unit, size=_PART, spread=_PART_SPREAD)
-    size = _PART if name in MORE_WHEN_LARGER else 0.0
-    return _Part(column=values / unit, size=size, spread=_PART_SPREAD)
-
-
-def device_bytes(reserved_gib: Mapping[str, float]) -> float:
-    """Return the device's memory from one trial's ``peak_reserved_gib`` and ``peak_memory_ratio``;
-    80 GiB where it has none."""
-    peak, ratio = reserved_gib.get("peak_reserved_gib"), reserved_gib.get(PEAK)
-    return peak * 2**30 / ratio if peak and ratio else float(_DEVICE_BYTES)
+def device_bytes(evidence: Sequence[Evidence]) -> float:
+    """Return the device's memory from a trial that measured its peak in GiB and as a share; 80 GiB
+    where none did."""
+    for trial in evidence:
+        peak, ratio = trial.metrics.get(PEAK_GIB), trial.metrics.get(PEAK)
+        if peak and ratio:
+            return peak * 2**30 / ratio
+    return float(_DEVICE_BYTES)

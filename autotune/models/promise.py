@@ -11,12 +11,13 @@ no Optuna and draws no random numbers.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 from scipy.special import ndtr
 
 from autotune.models.evidence import Array, Batch, Encoder, Evidence, Setting
-from autotune.models.memory import PEAK, MemoryModel
+from autotune.models.memory import PEAK, PEAK_GIB, MemoryModel
 from autotune.models.step_time import (
     EXPOSED,
     STEP,
@@ -63,7 +64,7 @@ class Goal:
     @property
     def metrics(self) -> tuple[str, ...]:
         """Metrics that the models read."""
-        return tuple(dict.fromkeys([*self.objectives, *self.limits, EXPOSED, PEAK]))
+        return tuple(dict.fromkeys([*self.objectives, *self.limits, EXPOSED, PEAK, PEAK_GIB]))
 
 
 def goal_of(
@@ -101,6 +102,7 @@ class Promise:
         running: Settings of trials that run: the models' own prediction stands for each, so that
             two trials are not sent to one place.
         weight: Of the second objective against the first, 0 to 1.
+        static: What :class:`autotune.models.memory.MemoryModel` is told of sizes in bytes.
     """
 
     def __init__(
@@ -112,7 +114,9 @@ class Promise:
         *,
         running: Sequence[Setting] = (),
         weight: float = 0.0,
+        static: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
+        self._static = static
         self._weight = weight
         self._encoder, self._baseline, self._goal = encoder, baseline, goal
         self._fit(evidence)
@@ -171,7 +175,7 @@ class Promise:
     def _fit(self, evidence: Sequence[Evidence]) -> None:
         goal, encoder = self._goal, self._encoder
         self._evidence = list(evidence)
-        self._memory = MemoryModel(encoder, self._baseline, evidence)
+        self._memory = MemoryModel(encoder, self._baseline, evidence, self._static)
         self._measured = [trial for trial in evidence if goal.objective in trial.metrics]
         self._time: StepTimeModel | None = None
         self._objective: Regression | None = None

@@ -89,5 +89,17 @@ def test_a_knob_without_a_direction_must_be_equal() -> None:
 
 
 def test_the_device_is_read_from_a_trials_own_numbers() -> None:
-    assert device_bytes({"peak_reserved_gib": 35.0, PEAK: 0.25}) == 140 * 2**30
-    assert device_bytes({}) == 80 * 2**30
+    measured_both = trial(1, **{"peak_reserved_gib": 35.0, PEAK: 0.25})
+    assert device_bytes([trial(1), measured_both]) == 140 * 2**30
+    assert device_bytes([]) == 80 * 2**30
+
+
+def test_known_sizes_make_the_first_prediction_sharper() -> None:
+    base = measured(1)
+    unknown = MemoryModel(ENCODER, BASELINE, base)
+    known = MemoryModel(ENCODER, BASELINE, base, {MICRO: 0.06 * 80 * 2**30})
+    batch = ENCODER.batch([setting(8)])
+    for model_of, width in ((unknown, 0.5), (known, 0.3)):
+        predicted = model_of.ratio(batch)
+        assert predicted is not None
+        assert predicted[0][0] == pytest.approx(peak_of(8), abs=width)

@@ -1,6 +1,7 @@
 """What is worth a trial: fast, likely feasible, and predicted to fit."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,7 +33,7 @@ def promise(*evidence: Evidence, goal: Goal = GOAL, **more: object) -> Promise:
     return Promise(ENCODER, BASELINE, evidence, goal, **more)  # type: ignore[arg-type]
 
 
-def new_settings(*evidence: Evidence) -> list[dict[str, object]]:
+def new_settings(*evidence: Evidence) -> list[dict[str, Any]]:
     taken = [one.setting for one in evidence]
     return [candidate for candidate in every_setting() if candidate not in taken]
 
@@ -40,13 +41,13 @@ def new_settings(*evidence: Evidence) -> list[dict[str, object]]:
 def test_the_faster_of_two_feasible_directions_is_followed() -> None:
     seen = [measured(size) for size in (1, 2, 4)]
     candidates = new_settings(*seen)
-    assert candidates[promise(*seen).choose(candidates)][MICRO] >= 8  # type: ignore[operator]
+    assert candidates[promise(*seen).choose(candidates)][MICRO] >= 8
 
 
 def test_a_setting_that_is_predicted_not_to_fit_is_refused() -> None:
     seen = [measured(1), measured(2), trial(8, state=TrialState.OUT_OF_MEMORY)]
     candidates = new_settings(*seen)
-    assert candidates[promise(*seen).choose(candidates)][MICRO] <= 4  # type: ignore[operator]
+    assert candidates[promise(*seen).choose(candidates)][MICRO] <= 4
 
 
 def test_where_nothing_is_likely_to_fit_the_likeliest_is_taken() -> None:

@@ -1,0 +1,83 @@
+"""Sizes of a job's parts, against known models and by hand."""
+
+from typing import Any
+
+import pytest
+
+from autotune.models.static_memory import num_parameters, static_bytes
+from autotune.verl_bridge.job import ACTOR, ROLLOUT
+
+QWEN_05B = {
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "vocab_size": 151_936,
+    "tie_word_embeddings": True,
+}
+QWEN_7B = {
+    "hidden_size": 3584,
+    "intermediate_size": 18_944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "vocab_size": 152_064,
+    "tie_word_embeddings": False,
+}
+BASE: dict[str, Any] = {
+    "trainer.n_gpus_per_node": 8,
+    "trainer.nnodes": 1,
+    "critic.enable": False,
+    "algorithm.adv_estimator": "grpo",
+    "data.max_prompt_length": 512,
+    "data.max_response_length": 512,
+    "actor_rollout_ref.model.enable_gradient_checkpointing": True,
+    f"{ACTOR}.ppo_micro_batch_size_per_gpu": 4,
+    f"{ACTOR}.fsdp_config.fsdp_size": -1,
+    f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu": None,
+}
+
+
+@pytest.mark.parametrize(
+    ("shape", "billions"), [(QWEN_05B, 0.494), (QWEN_7B, 7.616)], ids=["0.5B", "7B"]
+)
+def test_the_parameters_of_known_models_are_counted(
+    shape: dict[str, Any], billions: float
+) -> None:
+    found = num_parameters(shape)
+    assert found is not None and found / 1e9 == pytest.approx(billions, rel=0.001)
+
+
+def test_optimizer_state_is_sharded_over_the_mesh() -> None:
+    parameters = num_parameters(QWEN_7B)
+    assert parameters is not None
+    assert static_bytes(QWEN_7B, BASE)["optimizer_offload"] == parameters
+    halves = {**BASE, f"{ACTOR}.fsdp_config.fsdp_size": 4}
+    assert static_bytes(QWEN_7B, halves)["optimizer_offload"] == 2 * parameters
+
+
+def test_a_critic_doubles_what_is_trained() -> None:
+    alone, both = (
+        static_bytes(QWEN_05B, {**BASE, "critic.enable": critic}) for critic in (False, True)
+    )
+    assert both["optimizer_offload"] == 2 * alone["optimizer_offload"]
+    assert both["reshard_after_forward"] == alone["reshard_after_forward"]
+
+
+def test_activations_grow_with_the_tokens_of_a_micro_batch() -> None:
+    # 4 sequences of 1,024 tokens: 24 layers x 896 x 2 bytes, and 151,936 logits of 6 bytes
+    found = static_bytes(QWEN_05B, BASE)
+    assert found["ppo_micro_batch_size_per_gpu"] == 4 * 1024 * (24 * 896 * 2 + 151_936 * 6)
+    assert "log_prob_micro_batch_size_per_gpu" not in found
+
+
+def test_without_recomputation_a_layer_keeps_more() -> None:
+    key = "actor_rollout_ref.model.enable_gradient_checkpointing"
+    plain = static_bytes(QWEN_05B, {**BASE, key: False})["ppo_micro_batch_size_per_gpu"]
+    assert plain - 4 * 1024 * 151_936 * 6 == 17 * 4 * 1024 * 24 * 896 * 2
+
+
+def test_of_an_unknown_architecture_nothing_is_said() -> None:
+    assert num_parameters({"hidden_size": 64}) is None
+    assert static_bytes({"hidden_size": 64}, BASE) == {}
