@@ -38,6 +38,7 @@ from autotune.objective import (
     evaluate,
     timestamp,
 )
+from autotune.redaction import redact
 from autotune.sampler import FeasibleSampler, SearchSpace, Setting
 from autotune.settings import SearchConfig
 from autotune.study import Records, SweepStudy
@@ -319,6 +320,7 @@ class SweepSearcher(Searcher):
 
     def _lose(self, live: _Live, cause: str) -> None:
         """Have a lost trial tried again, or give it up."""
+        cause = redact(cause)
         self._ledger.add_loss(live.number, cause)
         self._lost[live.number] = self._lost.get(live.number, 0) + 1
         if self._lost[live.number] <= self._max_retries:

@@ -4,7 +4,7 @@ Runs in the driver only. A sweep's folder holds ``trials.jsonl`` and ``steps.jso
 object a line, only ever appended to), Optuna's ``study.journal``, ``sweep.lock``, and files that
 are replaced as a whole. A line counts once its newline is on disk: a torn last line is passed over
 by readers and cut off before the next append. Non-finite numbers never enter a file, nor do the
-secrets of the environment (:func:`redact`).
+secrets of the environment (:mod:`autotune.redaction`).
 """
 
 import fcntl
@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from autotune.errors import SweepError
 from autotune.objective import StepRecord, TrialRecord
+from autotune.redaction import mask, redact
 
 SCHEMA_VERSION = 1
 """Version of a line's fields; a reader refuses any other."""
@@ -28,11 +29,6 @@ CONFIG_FILE, VERSIONS_FILE, BEST_FILE = "config.yaml", "versions.yaml", "best.ya
 CALIBRATION_FILE = "calibration.json"
 STUDY_FILE, LOCK_FILE, LOG_FOLDER = "study.journal", "sweep.lock", "logs"
 STUDY_NAME_FILE = "study.name"
-
-MIN_SECRET_LENGTH = 6
-"""Shorter values (``1``, ``none``) are words that a text may hold by chance."""
-
-_SECRET_ENDINGS = ("_TOKEN", "_API_KEY", "_SECRET", "_PASSWORD")
 
 Record = TypeVar("Record", StepRecord, TrialRecord)
 
@@ -159,7 +155,7 @@ class SweepStore:
     def _append(self, path: Path, data: Mapping[str, Any]) -> None:
         assert self._lock_fd is not None, "the sweep is not locked"
         line = json.dumps(
-            _mask({"schema_version": SCHEMA_VERSION, **data}, _secrets()), allow_nan=False
+            mask({"schema_version": SCHEMA_VERSION, **data}), allow_nan=False
         ).encode()
         is_new = not path.exists()
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
@@ -190,11 +186,6 @@ def write_atomic(path: Path, text: str) -> None:
     _sync_folder(path.parent)
 
 
-def redact(text: str) -> str:
-    """Mask the environment's secrets (tokens, API keys, passwords) wherever a text holds them."""
-    return _mask(text, _secrets())
-
-
 def _lock(fd: int) -> bool:
     """Take the lock; a reader that just looks, see :meth:`SweepStore.is_locked`, is waited for."""
     for _ in range(10):
@@ -204,29 +195,6 @@ def _lock(fd: int) -> bool:
         except BlockingIOError:
             time.sleep(0.02)
     return False
-
-
-def _secrets() -> dict[str, str]:
-    """Return secret -> name of its variable, the longest first."""
-    found = {
-        value: name
-        for name, value in os.environ.items()
-        if name.upper().endswith(_SECRET_ENDINGS) and len(value) >= MIN_SECRET_LENGTH
-    }
-    return {value: found[value] for value in sorted(found, key=len, reverse=True)}
-
-
-def _mask(data: Any, secrets: Mapping[str, str]) -> Any:
-    """Return JSON data with every text in it masked, keys included."""
-    if isinstance(data, str):
-        for value, name in secrets.items():
-            data = data.replace(value, f"<{name} removed>")
-        return data
-    if isinstance(data, Mapping):
-        return {_mask(key, secrets): _mask(value, secrets) for key, value in data.items()}
-    if isinstance(data, list | tuple):
-        return [_mask(value, secrets) for value in data]
-    return data
 
 
 def _read_lines(path: Path, kind: type[Record]) -> Iterator[Record]:

@@ -32,6 +32,7 @@ from autotune.objective import (
     evaluate,
     timestamp,
 )
+from autotune.redaction import redact
 from autotune.settings import ConstraintConfig, TrialConfig
 from autotune.trial_metrics import summarise
 from autotune.verl_bridge.launcher import EXITED, VerlProcess
@@ -290,7 +291,7 @@ class VerlTrial(tune.Trainable):
             grad_sketch=summary.grad_sketch,
             violations=violations,
             feasible=satisfied and state is TrialState.COMPLETE,
-            cause=cause,
+            cause=redact(cause),
             started_at=self._started_at,
             ended_at=timestamp(),
             retries=0,

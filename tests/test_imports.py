@@ -9,7 +9,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "autotune"
 ROWS: tuple[tuple[str, ...], ...] = (
-    ("errors", "metrics"),
+    ("errors", "metrics", "redaction"),
     (
         *("config", "settings", "domain", "knobs", "space", "yaml_file", "objective"),
         *("trial_metrics", "measure", "models", "landscape"),

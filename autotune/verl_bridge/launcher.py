@@ -15,6 +15,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from autotune.redaction import redact
 from autotune.verl_bridge.process import JobRequest
 
 EXITED = "exited"
@@ -27,31 +28,31 @@ class VerlProcess:
     Args:
         address: Ray cluster to join, ``host:port`` of its GCS.
         placement_group_id: Hexadecimal id of the trial's placement group.
-        log_path: File that gets everything the job prints, appended.
+        log_path: File that gets everything the job prints, secrets masked, appended.
     """
 
     def __init__(self, *, address: str, placement_group_id: str, log_path: Path) -> None:
         log_path.parent.mkdir(parents=True, exist_ok=True)
         read_fd, write_fd = os.pipe()
-        with log_path.open("ab") as log:
-            self._child = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "autotune.verl_bridge.process",
-                    address,
-                    placement_group_id,
-                    str(write_fd),
-                ],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                pass_fds=(write_fd,),
-                start_new_session=True,
-            )
+        self._child = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "autotune.verl_bridge.process",
+                address,
+                placement_group_id,
+                str(write_fd),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            pass_fds=(write_fd,),
+            start_new_session=True,
+        )
         os.close(write_fd)
         self._events: queue.Queue[dict[str, Any]] = queue.Queue()
         threading.Thread(target=self._read_events, args=(read_fd,), daemon=True).start()
+        threading.Thread(target=self._write_log, args=(log_path,), daemon=True).start()
 
     def is_alive(self) -> bool:
         return self._child.poll() is None
@@ -78,6 +79,13 @@ class VerlProcess:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._child.pid, signal.SIGKILL)
         self._child.wait()
+
+    def _write_log(self, path: Path) -> None:
+        """Copy what the child prints, without the environment's secrets."""
+        assert self._child.stdout is not None
+        with path.open("ab", buffering=0) as log, self._child.stdout as output:
+            for line in output:
+                log.write(redact(line.decode(errors="replace")).encode())
 
     def _read_events(self, read_fd: int) -> None:
         with os.fdopen(read_fd, encoding="utf-8") as stream:
