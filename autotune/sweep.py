@@ -20,7 +20,7 @@ from autotune.calibrate import calibration_of
 from autotune.config import Sweep, to_yaml
 from autotune.errors import BadInputError, SweepError
 from autotune.export import best_yaml
-from autotune.objective import TrialRecord, best_feasible
+from autotune.objective import TrialRecord, best_feasible, timestamp
 from autotune.report.calibration_text import calibration_line
 from autotune.report.live import LiveTable
 from autotune.report.text import SweepOutline
@@ -121,7 +121,14 @@ def _write_inputs(sweep: Sweep, store: SweepStore) -> None:
             "search.max_concurrent and the budgets may change when a sweep goes on.",
         )
     store.write(CONFIG_FILE, text)
-    store.write(VERSIONS_FILE, yaml.safe_dump(dict(versions()), sort_keys=False))
+    store.write(VERSIONS_FILE, _with_this_run(store.folder / VERSIONS_FILE))
+
+
+def _with_this_run(path: Path) -> str:
+    """Return the list of the sweep's runs, each with its versions, this one at the end."""
+    runs = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else []
+    runs.append({"started_at": timestamp(), **versions()})
+    return yaml.safe_dump(runs, sort_keys=False)
 
 
 def _may_continue(old: str, new: str) -> bool:
@@ -181,7 +188,6 @@ def _tune(sweep: Sweep, store: SweepStore, console: Any) -> SweepResult:
         run_tuner(
             searcher,
             trials_of(sweep, store.folder / LOG_FOLDER),
-            folder=store.folder / "tune",
             max_concurrent=sweep.config.search.max_concurrent,
             callbacks=[Progress(store, table)],
             scheduler=EarlyStopScheduler(searcher),

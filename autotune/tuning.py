@@ -8,6 +8,7 @@ decide what is left to do.
 import contextlib
 import logging
 import os
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -111,46 +112,48 @@ def run_tuner(
     searcher: Any,
     trainable: Any,
     *,
-    folder: Path,
     max_concurrent: int,
     callbacks: Sequence[Any],
     scheduler: Any = None,
 ) -> None:
     """Run trials until the searcher has no more; Ctrl-C ends the run and returns.
 
+    Tune's own files, which hold the trials' configurations as pickles, lie in a temporary folder
+    that is gone afterwards.
+
     Args:
         searcher: A ``ray.tune.search.Searcher`` that says FINISHED by itself; its configurations
             have a ``number``.
         trainable: What runs a trial, with its resources.
-        folder: Where Tune keeps its own files.
         max_concurrent: Trials at once.
         callbacks: Tune callbacks.
         scheduler: A ``ray.tune.schedulers.TrialScheduler``; None runs every trial to its end.
     """
     from ray import tune
 
-    tuner = tune.Tuner(
-        trainable,
-        tune_config=tune.TuneConfig(
-            search_alg=searcher,
-            scheduler=scheduler,
-            num_samples=-1,
-            max_concurrent_trials=max_concurrent,
-            reuse_actors=True,
-            # Tune's own names spell out every override and outgrow the file system's limit.
-            trial_dirname_creator=_folder_of_trial,
-        ),
-        run_config=tune.RunConfig(
-            name=folder.name,
-            storage_path=str(folder.parent),
-            callbacks=list(callbacks),
-            checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
-            verbose=0,
-        ),
-    )
-    with contextlib.suppress(KeyboardInterrupt):
-        # Tune stops its trials at the first Ctrl-C and returns; a second one raises.
-        tuner.fit()
+    with tempfile.TemporaryDirectory(prefix="autotune_tune_", ignore_cleanup_errors=True) as folder:
+        tuner = tune.Tuner(
+            trainable,
+            tune_config=tune.TuneConfig(
+                search_alg=searcher,
+                scheduler=scheduler,
+                num_samples=-1,
+                max_concurrent_trials=max_concurrent,
+                reuse_actors=True,
+                # Tune's own names spell out every override and outgrow the file system's limit.
+                trial_dirname_creator=_folder_of_trial,
+            ),
+            run_config=tune.RunConfig(
+                name="sweep",
+                storage_path=folder,
+                callbacks=list(callbacks),
+                checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
+                verbose=0,
+            ),
+        )
+        with contextlib.suppress(KeyboardInterrupt):
+            # Tune stops its trials at the first Ctrl-C and returns; a second one raises.
+            tuner.fit()
 
 
 def _folder_of_trial(trial: Any) -> str:
