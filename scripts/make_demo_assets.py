@@ -18,7 +18,7 @@ import random
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -133,9 +133,14 @@ class DemoSettings:
     """Seed of the weights and the questions."""
 
 
-def digest(script: Path, settings: object) -> str:
-    """Return the hash of a script and its settings: what a folder of assets was made from."""
-    content = script.read_bytes() + repr(settings).encode()
+def digest(scripts: Sequence[Path], settings: object) -> str:
+    """Return the hash of scripts and their settings: what a folder of assets was made from.
+
+    Args:
+        scripts: The script that makes the assets, and those that it takes code from.
+        settings: What else decides the assets' content.
+    """
+    content = b"".join(script.read_bytes() for script in scripts) + repr(settings).encode()
     return hashlib.sha256(content).hexdigest()
 
 
@@ -348,7 +353,7 @@ def main() -> None:
     options = parser.parse_args()
     out: Path = options.out
     settings = DemoSettings(size=options.size)
-    made_from = digest(Path(__file__), settings)
+    made_from = digest([Path(__file__)], settings)
     if is_made(out, made_from):
         print(f"{out} is up to date")
         return

