@@ -15,7 +15,8 @@ from omegaconf import DictConfig, OmegaConf
 from autotune.domain import Domain, make_domain
 from autotune.errors import BadInputError
 from autotune.knobs import KnobValue
-from autotune.settings import DEVICES, ResourcesConfig, SweepConfig, check
+from autotune.redaction import written_secrets
+from autotune.settings import DEVICES, TRAINER_MODES, ResourcesConfig, SweepConfig, check
 from autotune.space import Space, SpaceSummary
 from autotune.verl_bridge import job
 from autotune.verl_bridge.overrides import (
@@ -93,6 +94,7 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> SweepConfig:
     config = OmegaConf.to_object(merged)
     assert isinstance(config, SweepConfig)
     check(config)
+    _refuse_secrets(config.base.overrides)
     _domains(config)
     return config
 
@@ -102,18 +104,50 @@ def to_yaml(config: SweepConfig) -> str:
     return OmegaConf.to_yaml(OmegaConf.structured(config))
 
 
+def _refuse_secrets(overrides: Sequence[str]) -> None:
+    found = written_secrets(overrides)
+    if found:
+        raise BadInputError(
+            f"base.overrides: {found[0]} holds a secret.",
+            "Remove it, and set the variable in the environment of the cluster's nodes: what a "
+            "sweep file says is kept in its records.",
+        )
+
+
 def _compose_base_job(config: SweepConfig) -> tuple[tuple[str, ...], DictConfig]:
     """Return the overrides, those that resources and paths add included, and the composed job."""
     given = config.base.overrides
     composed = compose_base(config.base.config_name, given)
     base_leaves = leaves(composed)
     _check_engine(base_leaves)
+    _check_one_pool(base_leaves)
     added = _resource_overrides(config.resources, base_leaves, overridden_keys(given))
     added |= absolute_paths(base_leaves, Path.cwd())
     if not added:
         return tuple(given), composed
     complete = [*given, *(format_override(key, value) for key, value in added.items())]
     return tuple(complete), compose_base(config.base.config_name, complete)
+
+
+_OTHER_POOLS = {
+    "reward.reward_model.enable_resource_pool": "a reward model on GPUs of its own",
+    "reward_model.enable_resource_pool": "a reward model on GPUs of its own",
+    "reward.reward_model.enable": "a reward model that shares the ranks' GPUs",
+    "reward_model.enable": "a reward model that shares the ranks' GPUs",
+    "distillation.enabled": "teachers on GPUs of their own",
+    "actor_rollout_ref.rollout.nnodes": "rollout servers on nodes of their own",
+}
+"""Setting of verl that asks for a second pool of workers -> what would be in it."""
+
+
+def _check_one_pool(base_leaves: Mapping[str, object]) -> None:
+    for key, what in _OTHER_POOLS.items():
+        if base_leaves.get(key):
+            raise BadInputError(
+                f"base.overrides: {key} is {base_leaves[key]!r}, which asks for {what}.",
+                "A trial runs actor, rollout, reference and critic on one pool of ranks: tune the "
+                "job without it.",
+            )
 
 
 def _check_engine(base_leaves: Mapping[str, object]) -> None:
@@ -140,6 +174,10 @@ def _resource_overrides(
             (resources.ranks_per_node,),
         ),
         "trainer.device": (f"resources.device is {resources.device}", DEVICES[resources.device]),
+        "trainer.v1.trainer_mode": (
+            f"trials on {resources.device} run verl's synchronous trainer",
+            (TRAINER_MODES[resources.device],),
+        ),
     }
     added: dict[str, object] = {}
     for key, (reason, values) in allowed.items():
@@ -148,7 +186,7 @@ def _resource_overrides(
         if key in overridden:
             raise BadInputError(
                 f"base.overrides: {key} is {base_leaves[key]!r}, but {reason}.",
-                f"Remove the override; resources set {key}={values[0]}.",
+                f"Remove the override; the sweep sets {key}={values[0]}.",
             )
         added[key] = values[0]
     return added

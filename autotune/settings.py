@@ -19,6 +19,8 @@ from autotune.metrics import METRICS, Direction
 DEVICES = {"gpu": ("cuda", "npu"), "cpu": ("cpu",)}
 """``resources.device`` -> what verl's ``trainer.device`` may then be; the first is set where the
 base job has none."""
+TRAINER_MODES = {"gpu": "sync", "cpu": "cpu_sync"}
+"""``resources.device`` -> verl's ``trainer.v1.trainer_mode``: trials measure synchronous steps."""
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 SAMPLERS = ("model", "tpe", "gp", "random")
 
@@ -45,6 +47,8 @@ class ResourcesConfig:
     """Ray placement strategy: PACK, SPREAD, STRICT_PACK or STRICT_SPREAD."""
     cpus_per_rank: int = 1
     """Logical CPUs that Ray charges for each rank."""
+    gpus_per_rank: float = 1.0
+    """GPUs of each rank, when the device is ``gpu``: 1. A share would measure the neighbour too."""
 
     @property
     def num_ranks(self) -> int:
@@ -199,6 +203,12 @@ def check(config: SweepConfig) -> None:
 def _check_resources(resources: ResourcesConfig) -> None:
     _at_least(1, "resources", resources, "nodes", "ranks_per_node", "cpus_per_rank")
     _one_of("resources.device", resources.device, DEVICES)
+    if resources.gpus_per_rank != 1:
+        raise BadInputError(
+            f"resources.gpus_per_rank is {resources.gpus_per_rank:g}.",
+            "It must be 1: a rank that shares its GPU is timed together with its neighbour and "
+            "runs out of the neighbour's memory, and a verl rank drives one GPU only.",
+        )
     _one_of("resources.strategy", resources.strategy, STRATEGIES)
 
 

@@ -281,6 +281,44 @@ def test_a_token_of_the_environment_cannot_be_copied_in(
     assert "secret-token" not in str(e.value)
 
 
+def test_a_secret_that_is_written_out_is_refused_and_not_repeated(sweep_file: SweepFile) -> None:
+    key = "ray_kwargs.ray_init.runtime_env.env_vars.WANDB_API_KEY"
+    with pytest.raises(BadInputError, match=f"base.overrides: {key} holds a secret") as e:
+        sweep_file.add(f"+{key}=hunter22").load()
+    assert "hunter22" not in str(e.value)
+
+
+def test_a_share_of_a_gpu_is_refused_with_the_reason(sweep_file: SweepFile) -> None:
+    with pytest.raises(BadInputError, match="gpus_per_rank is 0.5. It must be 1: a rank that"):
+        sweep_file.set("resources.gpus_per_rank", 0.5).load()
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_the_trainer_mode_follows_from_the_device(sweep_file: SweepFile, device: str) -> None:
+    sweep = sweep_file.set("resources.device", device).load()
+    mode = {"cpu": "cpu_sync", "gpu": "sync"}[device]
+    assert leaves(sweep.base_config)["trainer.v1.trainer_mode"] == mode
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("trainer.v1.trainer_mode=colocate_async", "trainer_mode is 'colocate_async', but"),
+        ("reward.reward_model.enable_resource_pool=true", "a reward model on GPUs of its own"),
+        ("reward_model.enable_resource_pool=true", "a reward model on GPUs of its own"),
+        ("reward.reward_model.enable=true", "a reward model that shares the ranks' GPUs"),
+        ("reward_model.enable=true", "a reward model that shares the ranks' GPUs"),
+        ("distillation.enabled=true", "teachers on GPUs of their own"),
+        ("actor_rollout_ref.rollout.nnodes=1", "rollout servers on nodes of their own"),
+    ],
+)
+def test_a_job_that_needs_more_than_one_pool_of_ranks_is_refused(
+    sweep_file: SweepFile, override: str, message: str
+) -> None:
+    with pytest.raises(BadInputError, match=message):
+        sweep_file.add(override).load()
+
+
 def test_a_python_tag_is_refused_and_runs_nothing(sweep_file: SweepFile) -> None:
     file, mark = sweep_file.path(), sweep_file.folder / "mark"
     with file.open("a") as stream:
