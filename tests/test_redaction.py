@@ -13,7 +13,11 @@ ENVIRONMENT = "+ray_kwargs.ray_init.runtime_env.env_vars"
 
 
 @pytest.mark.parametrize(
-    "name", ["WANDB_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "MY_SECRET", "db_password", "AWS_SECRET_ACCESS_KEY"]
+    "name",
+    [
+        *("WANDB_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "MY_SECRET", "db_password"),
+        "AWS_SECRET_ACCESS_KEY",
+    ],
 )
 def test_secrets_of_the_environment_are_masked(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, "s3cr3t-value")
