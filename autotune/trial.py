@@ -1,11 +1,12 @@
 """One trial: a Tune Trainable that runs a setting of the knobs as a real verl job on its own
 placement group.
 
-Runs in the trial actor, on bundle 0 of the group; verl runs in a child process and its workers on
-bundles 1..N. One ``step()`` is one PPO step and reports a :class:`~autotune.objective.StepRecord`;
-the last report also holds the :class:`~autotune.objective.TrialRecord`. A job that ended well
-stays alive for the next trial, which restarts it in place when only settings of the training
-engines differ; any failure ends it, and the next trial starts cold.
+Runs in the trial actor, beside the group's first bundle; verl runs in a child process and its
+workers on the bundles. One ``step()`` is one PPO step and reports a
+:class:`~autotune.objective.StepRecord`; the last report also holds the
+:class:`~autotune.objective.TrialRecord`. A job that ended well stays alive for the next trial,
+which restarts it in place when only settings of the training engines differ; any failure ends it,
+and the next trial starts cold.
 """
 
 import json

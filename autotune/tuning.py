@@ -15,12 +15,7 @@ from typing import Any
 
 from autotune.config import Sweep
 from autotune.errors import SweepError
-from autotune.settings import ResourcesConfig
-
-_HELPER_CPUS = 4
-"""Logical CPUs that a job's helper actors need besides those of its placement group
-(TransferQueue's controller, and room to create actors in), each TransferQueue storage unit one
-more."""
+from autotune.placement import cpus_of_a_trial, node_bundle, why_none_fits
 
 _TUNE_ENVIRONMENT = {
     # Tune's own result files repeat our records; its progress output would fight with the live
@@ -35,22 +30,27 @@ _TUNE_ENVIRONMENT = {
 }
 
 
-def bundles(resources: ResourcesConfig) -> list[dict[str, float]]:
-    """Return a trial's placement group: the trial actor's bundle, then one for each rank."""
-    rank: dict[str, float] = {"CPU": resources.cpus_per_rank}
-    if resources.device == "gpu":
-        rank["GPU"] = 1
-    return [{"CPU": 1.0}] + [dict(rank) for _ in range(resources.num_ranks)]
+@contextlib.contextmanager
+def cluster(sweep: Sweep, address: str | None) -> Iterator[None]:
+    """Connect to a cluster that can hold a trial, or start one on this machine; leave it
+    afterwards.
+
+    Raises:
+        SweepError: It cannot hold one trial.
+    """
+    with connection(sweep, address):
+        import ray
+
+        _check_fits(sweep, [node["Resources"] for node in ray.nodes() if node["Alive"]])
+        yield
 
 
 @contextlib.contextmanager
-def cluster(sweep: Sweep, address: str | None) -> Iterator[None]:
-    """Connect to a cluster, or start one on this machine; leave it afterwards."""
-    needed = sweep.config.search.max_concurrent * _cpus_of_a_trial(sweep)
+def connection(sweep: Sweep, address: str | None) -> Iterator[None]:
+    """Connect to a cluster, or start one on this machine for the sweep; leave it afterwards."""
+    of_a_trial = cpus_of_a_trial(sweep.config.resources, storage_units(sweep))
+    needed = sweep.config.search.max_concurrent * of_a_trial
     with local_cluster(needed) if address is None else _connected(address=address):
-        import ray
-
-        _check_fits(sweep, ray.cluster_resources())
         yield
 
 
@@ -77,22 +77,17 @@ def _connected(**options: Any) -> Iterator[None]:
         ray.shutdown()
 
 
-def _cpus_of_a_trial(sweep: Sweep) -> int:
-    units = sweep.base_config.transfer_queue.backend.SimpleStorage.num_data_storage_units
-    group = sum(bundle["CPU"] for bundle in bundles(sweep.config.resources))
-    return int(group + units + _HELPER_CPUS)
+def storage_units(sweep: Sweep) -> int:
+    """Return the number of TransferQueue's storage actors in each trial's job."""
+    return int(sweep.base_config.transfer_queue.backend.SimpleStorage.num_data_storage_units)
 
 
-def _check_fits(sweep: Sweep, available: Mapping[str, float]) -> None:
-    needed: dict[str, float] = {"CPU": float(_cpus_of_a_trial(sweep))}
-    if sweep.config.resources.device == "gpu":
-        needed["GPU"] = sum(bundle.get("GPU", 0) for bundle in bundles(sweep.config.resources))
-    for name, amount in needed.items():
-        if available.get(name, 0) < amount:
-            raise SweepError(
-                f"One trial needs {amount:g} {name}, the cluster has {available.get(name, 0):g}.",
-                "Lower resources.nodes or resources.ranks_per_node, or use a larger cluster.",
-            )
+def _check_fits(sweep: Sweep, nodes: Sequence[Mapping[str, float]]) -> None:
+    problem = why_none_fits(sweep.config.resources, storage_units(sweep), nodes)
+    if problem:
+        raise SweepError(
+            problem, "Lower resources.nodes or resources.ranks_per_node, or use a larger cluster."
+        )
 
 
 def trials_of(sweep: Sweep, log_folder: Path) -> Any:
@@ -104,7 +99,10 @@ def trials_of(sweep: Sweep, log_folder: Path) -> Any:
     resources = sweep.config.resources
     return tune.with_resources(
         tune.with_parameters(VerlTrial, spec=TrialSpec.of(sweep, log_folder)),
-        tune.PlacementGroupFactory(bundles(resources), strategy=resources.strategy),
+        # The trial actor itself needs nothing: it lives beside the first bundle.
+        tune.PlacementGroupFactory(
+            [{}, *[node_bundle(resources)] * resources.nodes], strategy=resources.strategy
+        ),
     )
 
 

@@ -13,7 +13,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     (
         *("config", "settings", "domain", "knobs", "space", "yaml_file", "objective"),
         *("trial_metrics", "measure", "models", "landscape"),
-        *("verification", "comparison", "launch_script"),
+        *("verification", "comparison", "launch_script", "placement"),
         *(f"verl_bridge.{name}" for name in ("job", "overrides", "paths", "rules", "schema")),
     ),
     (

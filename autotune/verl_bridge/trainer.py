@@ -7,52 +7,23 @@ measurements, and the step's metrics are handed to a callback instead of a logge
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from omegaconf import DictConfig
 from ray.util.placement_group import PlacementGroup
-from verl.single_controller.ray import ResourcePoolManager
-from verl.single_controller.ray.base import SubRayResourcePool
+from verl.trainer.ppo.v1 import trainer_base
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.config import TrainingWorkerConfig
 from verl.workers.utils.losses import value_loss
 
 from autotune.metrics import KL_PER_RANK, PEAK_MEMORY
+from autotune.verl_bridge.group_workers import ExistingGroupManager, group_workers
 from autotune.verl_bridge.trainer_cpu import SyncOnAnyPlatform
-
-FIRST_WORKER_BUNDLE = 1
-"""Bundle 0 of the trial's placement group is the trial actor's own."""
 
 StepCallback = Callable[[int, dict[str, Any], dict[str, str]], None]
 """Gets the step's number, its metrics, and the reasons for those that are None."""
-
-
-@dataclass(kw_only=True)
-class ExistingGroupManager(ResourcePoolManager):
-    """Places verl's workers on bundles 1..N of a placement group that the trial holds already.
-
-    verl must not reserve again: two reservations deadlock a full cluster.
-    """
-
-    placement_group: PlacementGroup
-
-    def create_resource_pool(self) -> None:
-        first = FIRST_WORKER_BUNDLE
-        for name, process_on_nodes in self.resource_pool_spec.items():
-            num_workers = sum(process_on_nodes)
-            self.resource_pool_dict[name] = SubRayResourcePool(
-                placement_groups=[self.placement_group],
-                start_bundle_index=first,
-                subgroup_world_size=num_workers,
-                process_on_nodes=[self.placement_group.bundle_count],
-                use_gpu=True,
-                max_colocate_count=1,
-                name_prefix=name,
-            )
-            first += num_workers
 
 
 class _MetricsLogger:
@@ -123,6 +94,10 @@ class TrialTrainer(SyncOnAnyPlatform):
             )
         )
         self.critic_wg.set_loss_fn(partial(value_loss, config=critic))
+
+    def _setup(self) -> None:
+        with group_workers(trainer_base):
+            super()._setup()
 
     def _init_resource_pool_mgr(self) -> None:
         from autotune.verl_bridge.workers import TrialActorRolloutRefWorker, TrialTrainingWorker
