@@ -121,13 +121,13 @@ def _write_inputs(sweep: Sweep, store: SweepStore) -> None:
             "search.max_concurrent and the budgets may change when a sweep goes on.",
         )
     store.write(CONFIG_FILE, text)
-    store.write(VERSIONS_FILE, _with_this_run(store.folder / VERSIONS_FILE))
+    store.write(VERSIONS_FILE, with_this_run(store.folder / VERSIONS_FILE))
 
 
-def _with_this_run(path: Path) -> str:
+def with_this_run(path: Path) -> str:
     """Return the list of the sweep's runs, each with its versions, this one at the end."""
     runs = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else []
-    runs.append({"started_at": timestamp(), **versions()})
+    runs.append({"started_at": timestamp(), "versions": dict(versions())})
     return yaml.safe_dump(runs, sort_keys=False)
 
 

@@ -95,7 +95,11 @@ def make_sweep(folder: Path, spec: SweepSpec) -> SweepStore:
     random_numbers = random.Random(spec.seed)
     with store.locked():
         store.write(CONFIG_FILE, to_yaml(config))
-        store.write(VERSIONS_FILE, yaml.safe_dump({"python": "3.12.4", "verl": "0.9.1"}))
+        run = {
+            "started_at": BEGIN.isoformat(),
+            "versions": {"python": "3.12.4", "verl": "0.9.1"},
+        }
+        store.write(VERSIONS_FILE, yaml.safe_dump([run]))
         lanes = [BEGIN] * spec.max_concurrent
         for number in range(spec.num_trials):
             setting = dict(BASELINE) if number == 0 else _draw(random_numbers)

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.objective import StepRecord, TrialRecord
+from autotune.redaction import redact
 from autotune.report.answer import Change, Gain, Verdict, answer, changes, gain
 from autotune.report.reading import SweepData
 from autotune.report.text import outcome
-from autotune.store import redact
 
 LOG_TAIL_LINES = 20
 MAX_LINE = 300

@@ -31,7 +31,7 @@ class SweepData:
     folder: Path
     config: SweepConfig
     versions: Mapping[str, str]
-    """Package -> version that ran."""
+    """Package -> version that ran last."""
     trials: Sequence[TrialRecord]
     """Finished trials by number."""
     steps: Mapping[int, Sequence[StepRecord]]
@@ -105,7 +105,7 @@ def read_sweep(folder: Path | str) -> SweepData:
     return SweepData(
         folder=path,
         config=load_config(path / CONFIG_FILE),
-        versions=yaml.safe_load(versions.read_text()) if versions.exists() else {},
+        versions=_of_last_run(versions.read_text()) if versions.exists() else {},
         trials=store.read_trials(),
         steps=store.read_all_steps(),
         is_running=store.is_locked(),
@@ -121,6 +121,11 @@ def find_sweeps(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     return sorted(path for path in folder.iterdir() if is_sweep(path))
+
+
+def _of_last_run(runs: str) -> dict[str, str]:
+    versions: dict[str, str] = yaml.safe_load(runs)[-1]["versions"]
+    return versions
 
 
 def _sweeps_nearby(path: Path) -> str:
