@@ -25,9 +25,9 @@ from autotune.models.calibration import Calibration
 from autotune.models.calibration_record import SCHEMA_VERSION, CalibrationRecord, read_record
 from autotune.models.links import fit
 from autotune.objective import timestamp
+from autotune.placement import bundles
 from autotune.settings import ResourcesConfig
 from autotune.store import CALIBRATION_FILE, SweepStore, write_atomic
-from autotune.tuning import bundles
 
 _Say = Callable[[str], None]
 """Gets what is being measured, for the progress line."""
@@ -39,8 +39,6 @@ _BUDGET_S = {"gpu": 8.0, "cpu": 1.0}
 _PLACEMENT_TIMEOUT_S = 60.0
 _START_TIMEOUT_S = 180.0
 _STEP_TIMEOUT_S = 120.0
-_FIRST_RANK_BUNDLE = 1
-"""Bundle 0 of a trial's placement group is the trial actor's own."""
 
 
 def calibration_of(sweep: Sweep, store: SweepStore, console: Any) -> CalibrationRecord:
@@ -218,7 +216,7 @@ def _placed(resources: ResourcesConfig, environment: Mapping[str, str]) -> Itera
                 "num_gpus": int(resources.device == "gpu"),
                 "runtime_env": {"env_vars": dict(environment)},
                 "scheduling_strategy": PlacementGroupSchedulingStrategy(
-                    group, placement_group_bundle_index=_FIRST_RANK_BUNDLE + index
+                    group, placement_group_bundle_index=index // resources.ranks_per_node
                 ),
             }
             rank_class = ray.remote(_Rank).options(**options)

@@ -23,6 +23,11 @@ def node_bundle(resources: ResourcesConfig) -> dict[str, float]:
     return bundle
 
 
+def bundles(resources: ResourcesConfig) -> list[dict[str, float]]:
+    """Return a trial's placement group: one bundle for each of its nodes."""
+    return [node_bundle(resources) for _ in range(resources.nodes)]
+
+
 def cpus_of_a_trial(resources: ResourcesConfig, num_storage_units: int) -> int:
     """Return the logical CPUs of a trial, its helper actors included."""
     ranks = resources.cpus_per_rank * resources.num_ranks

@@ -15,7 +15,7 @@ from typing import Any
 
 from autotune.config import Sweep
 from autotune.errors import SweepError
-from autotune.placement import cpus_of_a_trial, node_bundle, why_none_fits
+from autotune.placement import bundles, cpus_of_a_trial, why_none_fits
 
 _TUNE_ENVIRONMENT = {
     # Tune's own result files repeat our records; its progress output would fight with the live
@@ -100,9 +100,7 @@ def trials_of(sweep: Sweep, log_folder: Path) -> Any:
     return tune.with_resources(
         tune.with_parameters(VerlTrial, spec=TrialSpec.of(sweep, log_folder)),
         # The trial actor itself needs nothing: it lives beside the first bundle.
-        tune.PlacementGroupFactory(
-            [{}, *[node_bundle(resources)] * resources.nodes], strategy=resources.strategy
-        ),
+        tune.PlacementGroupFactory([{}, *bundles(resources)], strategy=resources.strategy),
     )
 
 
