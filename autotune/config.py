@@ -26,7 +26,7 @@ from autotune.verl_bridge.overrides import (
     overridden_keys,
     sources,
 )
-from autotune.verl_bridge.paths import absolute_paths
+from autotune.verl_bridge.paths import absolute_paths, relative_files
 from autotune.verl_bridge.rules import Rule, job_rules
 from autotune.yaml_file import apply_override, check_shape, read_yaml, refuse_interpolations
 
@@ -48,20 +48,24 @@ class Sweep:
         return [*self.base_overrides, *self.space.overrides(params)]
 
 
-def load_sweep(path: Path | str, overrides: Sequence[str] = ()) -> Sweep:
+def load_sweep(
+    path: Path | str, overrides: Sequence[str] = (), *, is_elsewhere: bool = False
+) -> Sweep:
     """Read, merge and check a sweep file.
 
     Args:
         path: The YAML file.
         overrides: ``key=value`` of the command line, e.g. ``trial.measured_steps=2``; they win over
             the file.
+        is_elsewhere: The sweep runs on other machines: paths stay as they are, and absolute ones
+            need not exist here.
 
     Raises:
         BadInputError: Anything wrong with the file, the overrides, the base job or the search
             space.
     """
     config = load_config(path, overrides)
-    base_overrides, base_config = _compose_base_job(config)
+    base_overrides, base_config = _compose_base_job(config, is_elsewhere=is_elsewhere)
     base_leaves = leaves(base_config)
     rules = job_rules(base_leaves)
     _check_base_job(base_leaves, rules)
@@ -114,7 +118,9 @@ def _refuse_secrets(overrides: Sequence[str]) -> None:
         )
 
 
-def _compose_base_job(config: SweepConfig) -> tuple[tuple[str, ...], DictConfig]:
+def _compose_base_job(
+    config: SweepConfig, *, is_elsewhere: bool
+) -> tuple[tuple[str, ...], DictConfig]:
     """Return the overrides, those that resources and paths add included, and the composed job."""
     given = config.base.overrides
     composed = compose_base(config.base.config_name, given)
@@ -122,7 +128,10 @@ def _compose_base_job(config: SweepConfig) -> tuple[tuple[str, ...], DictConfig]
     _check_engine(base_leaves)
     _check_one_pool(base_leaves)
     added = _resource_overrides(config.resources, base_leaves, overridden_keys(given))
-    added |= absolute_paths(base_leaves, Path.cwd())
+    if is_elsewhere:
+        relative_files(base_leaves, Path.cwd())
+    else:
+        added |= absolute_paths(base_leaves, Path.cwd())
     if not added:
         return tuple(given), composed
     complete = [*given, *(format_override(key, value) for key, value in added.items())]

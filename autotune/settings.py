@@ -178,6 +178,10 @@ class SweepConfig:
     each cluster)."""
     output_dir: str = "sweeps"
     """Folder below which sweeps are kept, relative to the current folder."""
+    output_uri: str | None = None
+    """Storage that gets a copy of every sweep's folder below it while it runs, e.g.
+    ``s3://bucket/sweeps`` or a shared folder; a sweep goes on from it on another node. Absent: no
+    copy."""
 
 
 def check(config: SweepConfig) -> None:

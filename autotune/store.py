@@ -25,10 +25,13 @@ from autotune.redaction import mask, redact
 SCHEMA_VERSION = 1
 """Version of a line's fields; a reader refuses any other."""
 
+TRIALS_FILE = "trials.jsonl"
 CONFIG_FILE, VERSIONS_FILE, BEST_FILE = "config.yaml", "versions.yaml", "best.yaml"
 CALIBRATION_FILE = "calibration.json"
 STUDY_FILE, LOCK_FILE, LOG_FOLDER = "study.journal", "sweep.lock", "logs"
 STUDY_NAME_FILE = "study.name"
+STOP_FILE = "stop.request"
+"""Whoever makes it asks the running driver to start no more trials and to end."""
 
 Record = TypeVar("Record", StepRecord, TrialRecord)
 
@@ -48,7 +51,7 @@ class SweepStore:
 
     @property
     def trials_path(self) -> Path:
-        return self.folder / "trials.jsonl"
+        return self.folder / TRIALS_FILE
 
     @property
     def steps_path(self) -> Path:
@@ -170,12 +173,17 @@ class SweepStore:
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Replace a file so that a reader, or a crash, sees either the old or the new text whole."""
+    """As :func:`write_atomic_bytes`, without the environment's secrets."""
+    write_atomic_bytes(path, redact(text).encode())
+
+
+def write_atomic_bytes(path: Path, content: bytes) -> None:
+    """Replace a file so that a reader, or a crash, sees either the old or the new one whole."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     try:
         try:
-            _write_all(fd, redact(text).encode())
+            _write_all(fd, content)
             os.fsync(fd)
         finally:
             os.close(fd)

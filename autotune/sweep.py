@@ -20,11 +20,20 @@ from autotune.calibrate import calibration_of
 from autotune.config import Sweep, to_yaml
 from autotune.errors import BadInputError, SweepError
 from autotune.export import best_yaml
+from autotune.mirror import mirrored, restore
 from autotune.objective import TrialRecord, best_feasible, timestamp
+from autotune.published import publish
 from autotune.report.calibration_text import calibration_line
 from autotune.report.live import LiveTable
 from autotune.report.text import SweepOutline
-from autotune.store import BEST_FILE, CONFIG_FILE, LOG_FOLDER, VERSIONS_FILE, SweepStore
+from autotune.store import (
+    BEST_FILE,
+    CONFIG_FILE,
+    LOG_FOLDER,
+    STOP_FILE,
+    VERSIONS_FILE,
+    SweepStore,
+)
 from autotune.tuning import cluster, run_tuner, trials_of
 from autotune.verl_bridge.overrides import leaves
 
@@ -66,22 +75,36 @@ def store_of(sweep: Sweep) -> SweepStore:
     return SweepStore(Path(sweep.config.output_dir).resolve() / sweep.config.name)
 
 
-def run_sweep(sweep: Sweep, *, address: str | None, console: Any) -> SweepResult:
+def copy_uri_of(sweep: Sweep) -> str | None:
+    """Return where the sweep's copy lies in its storage; None without ``output_uri``."""
+    uri = sweep.config.output_uri
+    return None if uri is None else f"{uri.rstrip('/')}/{sweep.config.name}"
+
+
+def run_sweep(
+    sweep: Sweep, *, address: str | None, console: Any, published_as: str | None = None
+) -> SweepResult:
     """Run what is left of a sweep.
 
     Args:
         sweep: The loaded sweep.
         address: Ray cluster to use; None starts a local one.
         console: Where the live table goes (rich).
+        published_as: Name under which the cluster's dashboard shows the sweep's folder; None shows
+            it nowhere.
 
     Raises:
         BadInputError: The folder holds a different sweep.
         SweepError: The folder is in use, or the cluster cannot hold one trial.
     """
     store = store_of(sweep)
-    with store.locked():
+    copy_uri = copy_uri_of(sweep)
+    with store.locked(), mirrored(store.folder, copy_uri):
+        restore(store.folder, copy_uri)
         _write_inputs(sweep, store)
         with cluster(sweep, address):
+            if published_as is not None:
+                publish(store.folder, published_as)
             calibrate_sweep(sweep, store, console)
             result = _tune(sweep, store, console)
         baseline = next((record for record in result.records if record.number == 0), None)
@@ -114,7 +137,7 @@ def calibrate_sweep(sweep: Sweep, store: SweepStore, console: Any) -> None:
 def _write_inputs(sweep: Sweep, store: SweepStore) -> None:
     text = to_yaml(sweep.config)
     existing = store.folder / CONFIG_FILE
-    if existing.exists() and not _may_continue(existing.read_text(encoding="utf-8"), text):
+    if existing.exists() and identity(existing.read_text(encoding="utf-8")) != identity(text):
         raise BadInputError(
             f"{store.folder} holds a sweep with other settings than the file has now.",
             "Give the sweep another `name`, or remove the folder. Only search.num_trials, "
@@ -131,12 +154,14 @@ def with_this_run(path: Path) -> str:
     return yaml.safe_dump(runs, sort_keys=False)
 
 
-def _may_continue(old: str, new: str) -> bool:
-    contents = [yaml.safe_load(text) for text in (old, new)]
-    for content in contents:
-        for key in ("num_trials", "max_concurrent", "max_gpu_hours", "max_hours"):
-            content["search"].pop(key, None)
-    return bool(contents[0] == contents[1])
+def identity(config: str) -> dict[str, Any]:
+    """Return what makes a sweep the same one: its resolved file without budgets and folders."""
+    content: dict[str, Any] = yaml.safe_load(config)
+    for key in ("num_trials", "max_concurrent", "max_gpu_hours", "max_hours"):
+        content["search"].pop(key, None)
+    for key in ("output_dir", "output_uri"):
+        content.pop(key, None)
+    return content
 
 
 def versions() -> Mapping[str, str]:
@@ -154,6 +179,7 @@ def _tune(sweep: Sweep, store: SweepStore, console: Any) -> SweepResult:
     from autotune.models.static_memory import static_bytes
     from autotune.progress import Progress
     from autotune.search import SweepSearcher
+    from autotune.stop import StopOnRequest
     from autotune.trial import num_steps
     from autotune.warm_start import model_config, warm_start
 
@@ -184,13 +210,18 @@ def _tune(sweep: Sweep, store: SweepStore, console: Any) -> SweepResult:
         suggested=earlier.suggested,
         static=static_bytes(model_config(base), base),
     )
+    stop = StopOnRequest(store.folder / STOP_FILE, searcher)
     with LiveTable(outline_of(sweep), console, finished=store.read_trials()) as table:
         run_tuner(
             searcher,
             trials_of(sweep, store.folder / LOG_FOLDER),
             max_concurrent=sweep.config.search.max_concurrent,
+<<<<<<< HEAD
             callbacks=[Progress(store, table)],
             scheduler=EarlyStopScheduler(searcher),
+=======
+            callbacks=[Progress(store, table), stop],
+>>>>>>> 7f80d66 (cluster: submit, status, logs, stop, resume, fetch; a copy in storage)
         )
     is_complete = searcher.is_done
     searcher.close()

@@ -217,6 +217,7 @@ class VerlTrial(tune.Trainable):
             address=ray.get_runtime_context().gcs_address,
             placement_group_id=group.id.hex(),
             log_path=self._spec.log_folder / f"trial_{self._config['number']:04d}.log",
+            working_dir=ray.get_runtime_context().runtime_env.get("working_dir") or "",
         )
 
     def _can_restart(self, setting: dict[str, Any]) -> bool:

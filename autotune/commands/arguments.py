@@ -29,3 +29,29 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object of a versioned schema"
     )
+
+
+def add_dashboard(parser: argparse.ArgumentParser) -> None:
+    """Add the address of the cluster's dashboard."""
+    parser.add_argument(
+        "--address",
+        default="http://127.0.0.1:8265",
+        help="dashboard of the Ray cluster (default: %(default)s)",
+    )
+
+
+def add_submitted(parser: argparse.ArgumentParser) -> None:
+    """Add a submitted sweep, by its file or by its id."""
+    parser.add_argument(
+        "sweep", help="the sweep's file, or its id as `autotune submit` printed it"
+    )
+    add_dashboard(parser)
+
+
+def add_python(parser: argparse.ArgumentParser) -> None:
+    """Add the interpreter that runs on the cluster."""
+    parser.add_argument(
+        "--python",
+        default="python",
+        help="interpreter on the cluster's nodes that has verl (default: %(default)s)",
+    )

@@ -25,6 +25,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help="an earlier sweep to learn from; as search.warm_start",
     )
+    parser.add_argument(
+        "--publish",
+        metavar="NAME",
+        help="show the sweep's folder through the cluster's dashboard under this name, "
+        "as `autotune submit` does",
+    )
 
 
 def run(options: argparse.Namespace) -> ExitCode:
@@ -42,7 +48,9 @@ def run(options: argparse.Namespace) -> ExitCode:
         overrides.append(f"search.warm_start={json.dumps(options.warm_start)}")
     sweep = load_sweep(options.file, overrides)
     print(describe(sweep), flush=True)
-    result = run_sweep(sweep, address=options.address, console=Console())
+    result = run_sweep(
+        sweep, address=options.address, console=Console(), published_as=options.publish
+    )
     data = read_sweep(store_of(sweep).folder)
     print(summary_text(answer(data), data))
     if result.stop_reason:

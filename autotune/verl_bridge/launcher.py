@@ -29,9 +29,13 @@ class VerlProcess:
         address: Ray cluster to join, ``host:port`` of its GCS.
         placement_group_id: Hexadecimal id of the trial's placement group.
         log_path: File that gets everything the job prints, secrets masked, appended.
+        working_dir: Ray's address of the folder that a submitted sweep's code and files lie in, for
+            verl's workers on all nodes; empty when there is none.
     """
 
-    def __init__(self, *, address: str, placement_group_id: str, log_path: Path) -> None:
+    def __init__(
+        self, *, address: str, placement_group_id: str, log_path: Path, working_dir: str = ""
+    ) -> None:
         log_path.parent.mkdir(parents=True, exist_ok=True)
         read_fd, write_fd = os.pipe()
         self._child = subprocess.Popen(
@@ -42,6 +46,7 @@ class VerlProcess:
                 address,
                 placement_group_id,
                 str(write_fd),
+                working_dir,
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

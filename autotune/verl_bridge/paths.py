@@ -6,7 +6,7 @@ stay as they are; nothing is loaded.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from autotune.errors import BadInputError
@@ -43,6 +43,52 @@ def absolute_paths(leaves: Mapping[str, object], base_dir: Path) -> dict[str, ob
     for key, what in _FILES.items():
         found[key] = _file_paths(key, leaves.get(key), base_dir, what)
     return {key: value for key, value in found.items() if value != leaves.get(key)}
+
+
+def relative_files(leaves: Mapping[str, object], base_dir: Path) -> dict[str, Path]:
+    """Return the files and folders that a job names by relative paths: key -> where it is here.
+
+    Nothing is said about absolute paths: the job may run where they exist.
+
+    Raises:
+        BadInputError: One of them does not exist.
+    """
+    found: dict[str, Path] = {}
+    for key, value in _named_paths(leaves):
+        if Path(value).expanduser().is_absolute():
+            continue
+        what = _FILES.get(key.partition("[")[0])
+        located = (
+            _model_path(key, value, base_dir)
+            if what is None
+            else _file_paths(key, value, base_dir, what)
+        )
+        if located != value:
+            found[key] = Path(str(located))
+    return found
+
+
+def needed_paths(leaves: Mapping[str, object], base_dir: Path) -> dict[str, str]:
+    """Return where a job looks for its files and folders, there or not: key -> absolute path.
+
+    A model's name on the hub is none.
+    """
+    found = {}
+    for key, value in _named_paths(leaves):
+        is_model = key.partition("[")[0] not in _FILES
+        path = _locate(value, base_dir)
+        if not (is_model and _HUB_ID.fullmatch(value) and not path.exists()):
+            found[key] = str(path)
+    return found
+
+
+def _named_paths(leaves: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    """Yield what a job names on disk or on the hub, each entry of a list by itself."""
+    for key in (*_model_keys(leaves), *_FILES):
+        value = leaves.get(key)
+        for index, item in enumerate(value if isinstance(value, list) else [value]):
+            if isinstance(item, str) and not _is_url(item):
+                yield f"{key}[{index}]" if isinstance(value, list) else key, item
 
 
 def _model_keys(leaves: Mapping[str, object]) -> list[str]:

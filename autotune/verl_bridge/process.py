@@ -2,8 +2,8 @@
 another.
 
 Started by the trial actor as ``python -m autotune.verl_bridge.process ADDRESS PLACEMENT_GROUP_ID
-EVENTS_FD``. A process of its own contains crashes and leaked state, and its death frees every
-actor of the job at once. It reads one JSON line for each setting from standard input (see
+EVENTS_FD WORKING_DIR``. A process of its own contains crashes and leaked state, and its death frees
+every actor of the job at once. It reads one JSON line for each setting from standard input (see
 :class:`JobRequest`), writes one JSON line for each event to EVENTS_FD, and everything that verl
 prints to standard output. When standard input closes, because the trial ended or its actor died,
 it exits at once.
@@ -59,8 +59,11 @@ class _Events:
 class Job:
     """A live verl job: started with the first setting, restarted in place with every other one."""
 
-    def __init__(self, address: str, placement_group_id: str, events: _Events) -> None:
+    def __init__(
+        self, address: str, placement_group_id: str, working_dir: str, events: _Events
+    ) -> None:
         self._address = address
+        self._working_dir = working_dir
         self._placement_group_id = placement_group_id
         self._events = events
         self._runner: Any = None
@@ -103,6 +106,9 @@ class Job:
             OmegaConf.merge(get_ppo_ray_runtime_env(config), given)
         )
         assert isinstance(runtime_env, dict)
+        if self._working_dir:
+            # The workers of a submitted sweep find this package and the job's files there.
+            runtime_env["working_dir"] = self._working_dir
         runtime_env.setdefault("env_vars", {}).update(
             {
                 "TRANSFER_QUEUE_ENABLE": "1",
@@ -173,11 +179,11 @@ def _read_requests(requests: "queue.Queue[JobRequest]") -> None:
 
 def main(arguments: Sequence[str]) -> None:
     """Run settings until standard input closes or one of them fails."""
-    address, placement_group_id, events_fd = arguments
+    address, placement_group_id, events_fd, working_dir = arguments
     events = _Events(os.fdopen(int(events_fd), "w", encoding="utf-8"))
     requests: queue.Queue[JobRequest] = queue.Queue()
     threading.Thread(target=_read_requests, args=(requests,), daemon=True).start()
-    job = Job(address, placement_group_id, events)
+    job = Job(address, placement_group_id, working_dir, events)
     while True:
         request = requests.get()
         try:
