@@ -216,12 +216,8 @@ def _tune(sweep: Sweep, store: SweepStore, console: Any) -> SweepResult:
             searcher,
             trials_of(sweep, store.folder / LOG_FOLDER),
             max_concurrent=sweep.config.search.max_concurrent,
-<<<<<<< HEAD
-            callbacks=[Progress(store, table)],
-            scheduler=EarlyStopScheduler(searcher),
-=======
             callbacks=[Progress(store, table), stop],
->>>>>>> 7f80d66 (cluster: submit, status, logs, stop, resume, fetch; a copy in storage)
+            scheduler=EarlyStopScheduler(searcher),
         )
     is_complete = searcher.is_done
     searcher.close()
