@@ -9,7 +9,25 @@ import logging
 import sys
 from collections.abc import Sequence
 
-from autotune.commands import calibrate, check, compare, list, replay, report, show, sweep
+from autotune.commands import (
+    calibrate,
+    check,
+    compare,
+    doctor,
+    fetch,
+    list,
+    logs,
+    manifest,
+    plan,
+    replay,
+    report,
+    resume,
+    show,
+    status,
+    stop,
+    submit,
+    sweep,
+)
 from autotune.errors import AutotuneError, BadInputError, ExitCode
 
 COMMANDS = {
@@ -21,6 +39,15 @@ COMMANDS = {
     "replay": replay,
     "show": show,
     "compare": compare,
+    "plan": plan,
+    "doctor": doctor,
+    "submit": submit,
+    "status": status,
+    "logs": logs,
+    "stop": stop,
+    "resume": resume,
+    "fetch": fetch,
+    "manifest": manifest,
 }
 """Command -> its module, which has ``SUMMARY``, ``add_arguments(parser)`` and ``run(options)``."""
 

@@ -18,11 +18,11 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ),
     (
         *("sampler", "study", "budget", "early_stop", "search", "warm_start"),
-        *("store", "report", "export"),
+        *("store", "report", "export", "mirror", "published", "fetching"),
     ),
     ("verl_bridge",),
-    ("progress", "trial", "tuning", "calibrate", "replay", "sweep"),
-    ("commands", "cli"),
+    ("progress", "stop", "trial", "tuning", "calibrate", "replay", "sweep"),
+    ("submission", "cluster", "kubernetes", "doctor", "plan", "commands", "cli"),
 )
 HEAVY = ("ray", "torch", "verl", "transformers", "optuna", "wandb", "hydra", "pandas")
 

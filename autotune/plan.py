@@ -1,0 +1,183 @@
+"""What a sweep would do, said before it does anything: space, first settings, cost.
+
+Runs in the driver; needs no Ray and no GPU. What has no basis yet is said to have none: step times
+are known once trials of this sweep have run, the time limits bound them until then.
+"""
+
+import dataclasses
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autotune.config import Sweep
+from autotune.knobs import KnobValue
+from autotune.measure.stats import median
+from autotune.objective import TrialRecord
+from autotune.placement import cpus_of_a_trial, node_bundle
+from autotune.store import SweepStore
+from autotune.sweep import outline_of, store_of
+from autotune.tuning import storage_units
+from autotune.verl_bridge.overrides import leaves
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What the trials that are left cost."""
+
+    num_trials: int
+    """Left to run."""
+    gpu_hours: float
+    """Of all of them; rank-hours on a machine without GPUs."""
+    wall_hours: float
+    basis: str
+    """Where the times are from."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Everything that is known before the sweep starts."""
+
+    first: Sequence[Mapping[str, KnobValue]]
+    """Settings in the order in which they are tried, the baseline first."""
+    at_most: Cost
+    """When every trial takes as long as its time limits allow."""
+    expected: Cost | None
+    """From the trials that have finished; None when none has."""
+    remote_code: Sequence[str]
+    """Settings of the base job that let a model's repository run code."""
+
+
+def make_plan(sweep: Sweep, num_first: int) -> Plan:
+    """Return what the sweep would do.
+
+    Args:
+        sweep: The loaded sweep.
+        num_first: How many settings to look ahead at most; the later ones depend on results.
+    """
+    store = store_of(sweep)
+    records = store.read_trials() if store.folder.is_dir() else []
+    return Plan(
+        first=first_settings(sweep, num_first),
+        at_most=limit_of_cost(sweep, len(records)),
+        expected=expected_cost(sweep, records),
+        remote_code=remote_code(leaves(sweep.base_config)),
+    )
+
+
+def first_settings(sweep: Sweep, num_first: int) -> list[Mapping[str, KnobValue]]:
+    """Return the first settings of a fresh search, as its own searcher suggests them.
+
+    No more than those that are drawn before the sampler's model is used: the others depend on what
+    is measured.
+    """
+    from autotune.search import SweepSearcher
+
+    search = sweep.config.search
+    count = min(num_first, search.num_trials, search.num_startup_trials)
+    with tempfile.TemporaryDirectory(prefix="autotune_plan_") as folder:
+        store = SweepStore(Path(folder))
+        with store.locked():
+            searcher = SweepSearcher(
+                sweep.space,
+                dataclasses.replace(search, max_concurrent=count),
+                objective=sweep.config.objective.metric,
+                constraints=sweep.config.constraints,
+                max_retries=sweep.config.trial.max_retries,
+                records=store,
+            )
+            return list(_settings(searcher, count))
+
+
+def _settings(searcher: Any, count: int) -> Iterator[Mapping[str, KnobValue]]:
+    for index in range(count):
+        suggested = searcher.suggest(f"plan_{index}")
+        if not isinstance(suggested, dict):
+            return
+        yield suggested["setting"]
+
+
+def limit_of_cost(sweep: Sweep, num_finished: int) -> Cost:
+    """Return the cost when every trial runs into its time limits."""
+    trial = sweep.config.trial
+    steps = outline_of(sweep).steps_per_trial
+    longest_s = trial.startup_timeout_s + steps * trial.step_timeout_s
+    return _cost(sweep, num_finished, longest_s, "the time limits of the sweep file")
+
+
+def expected_cost(sweep: Sweep, records: Sequence[TrialRecord]) -> Cost | None:
+    """Return the cost when the remaining trials take as long as those that have finished."""
+    spent = [value for record in records if (value := record.metrics.get("gpu_seconds"))]
+    if not spent:
+        return None
+    wall_s = median(spent) / sweep.config.resources.num_ranks
+    basis = f"the median of {len(spent)} finished trials"
+    return _cost(sweep, len(records), wall_s, basis)
+
+
+def remote_code(base_leaves: Mapping[str, object]) -> list[str]:
+    """Return the base job's settings by which code of a model's repository is run."""
+    return sorted(
+        key for key, value in base_leaves.items() if key.endswith("trust_remote_code") and value
+    )
+
+
+def text_of(sweep: Sweep, plan: Plan) -> str:
+    """Return the plan for the terminal."""
+    resources = sweep.config.resources
+    unit = "GPU" if resources.device == "gpu" else "rank"
+    bundle = ", ".join(f"{amount:g} {name}" for name, amount in node_bundle(resources).items())
+    cpus = cpus_of_a_trial(resources, storage_units(sweep))
+    lines = [
+        f"One trial: {resources.nodes} node{'s' if resources.nodes > 1 else ''} x ({bundle}), "
+        f"{resources.strategy}; {cpus} CPU with its helpers; "
+        f"{outline_of(sweep).steps_per_trial} steps.",
+        f"At once: {sweep.config.search.max_concurrent}; `autotune doctor` says how many fit.",
+        "First settings:",
+        *(f"  {index}: {_setting_text(plan, index)}" for index in range(len(plan.first))),
+        f"  the other {sweep.config.search.num_trials - len(plan.first)} depend on the results",
+        _cost_text("At most", plan.at_most, unit),
+    ]
+    if plan.expected is not None:
+        lines.append(_cost_text("Expected", plan.expected, unit))
+    else:
+        lines.append("Expected: no basis yet; known once a trial has finished.")
+    if plan.remote_code:
+        lines.append(
+            f"Code of the model's repository is run: {', '.join(plan.remote_code)} = true in the "
+            "base job."
+        )
+    else:
+        lines.append("No code of a model's repository is run (trust_remote_code is off).")
+    return "\n".join(lines)
+
+
+def _setting_text(plan: Plan, index: int) -> str:
+    baseline, setting = plan.first[0], plan.first[index]
+    if index == 0:
+        return "the base job: " + _values_text(baseline, baseline)
+    return _values_text(setting, {k: v for k, v in setting.items() if v != baseline[k]})
+
+
+def _values_text(setting: Mapping[str, KnobValue], names: Mapping[str, KnobValue]) -> str:
+    return ", ".join(f"{name}={setting[name]}" for name in names)
+
+
+def _cost(sweep: Sweep, num_finished: int, trial_s: float, basis: str) -> Cost:
+    search = sweep.config.search
+    num_left = max(0, search.num_trials - num_finished)
+    rounds = -(-num_left // search.max_concurrent)
+    return Cost(
+        num_trials=num_left,
+        gpu_hours=num_left * trial_s * sweep.config.resources.num_ranks / 3600,
+        wall_hours=rounds * trial_s / 3600,
+        basis=basis,
+    )
+
+
+def _cost_text(word: str, cost: Cost, unit: str) -> str:
+    return (
+        f"{word}: {cost.gpu_hours:.3g} {unit}-hours, {cost.wall_hours:.3g} h of wall time for "
+        f"{cost.num_trials} trials (from {cost.basis})."
+    )

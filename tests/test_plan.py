@@ -1,0 +1,57 @@
+"""What a sweep would do, counted by hand on the quickstart."""
+
+from pathlib import Path
+
+import pytest
+from objective_cases import record
+
+from autotune.config import Sweep, load_sweep
+from autotune.plan import expected_cost, limit_of_cost, make_plan, remote_code, text_of
+
+QUICKSTART = Path(__file__).parents[1] / "search_spaces" / "quickstart_cpu.yaml"
+
+
+@pytest.fixture(scope="module")
+def sweep() -> Sweep:
+    """Nine trials of two ranks, six steps each; limits of 300 s and 120 s a step."""
+    return load_sweep(QUICKSTART, ["output_dir=nowhere", "calibrate=false"], is_elsewhere=True)
+
+
+def test_the_first_settings_begin_with_the_baseline_and_stop_where_results_decide(
+    sweep: Sweep,
+) -> None:
+    plan = make_plan(sweep, 9)
+    assert plan.first[0] == sweep.space.baseline()
+    assert len(plan.first) == sweep.config.search.num_startup_trials
+    assert len({tuple(setting.items()) for setting in plan.first}) == len(plan.first)
+    text = text_of(sweep, plan)
+    assert f"the other {9 - len(plan.first)} depend on the results" in text
+    assert "Expected: no basis yet" in text
+
+
+def test_looking_at_a_plan_leaves_nothing_behind(sweep: Sweep) -> None:
+    make_plan(sweep, 1)
+    assert not Path("nowhere").exists()
+
+
+def test_the_time_limits_bound_the_cost(sweep: Sweep) -> None:
+    cost = limit_of_cost(sweep, 0)
+    trial_s = 300 + 6 * 120
+    assert cost.num_trials == 9
+    assert cost.gpu_hours == pytest.approx(9 * 2 * trial_s / 3600)
+    assert cost.wall_hours == pytest.approx(9 * trial_s / 3600)
+
+
+def test_trials_that_have_finished_say_what_the_others_cost(sweep: Sweep) -> None:
+    records = [record(n, metrics={"gpu_seconds": seconds}) for n, seconds in enumerate((80, 100))]
+    cost = expected_cost(sweep, records)
+    assert cost is not None
+    assert cost.num_trials == 7
+    assert cost.gpu_hours == pytest.approx(7 * 90 / 3600)
+    assert cost.wall_hours == pytest.approx(7 * 45 / 3600)
+    assert expected_cost(sweep, []) is None
+
+
+def test_code_of_a_models_repository_is_named() -> None:
+    leaves = {"actor_rollout_ref.model.trust_remote_code": True, "data.trust_remote_code": False}
+    assert remote_code(leaves) == ["actor_rollout_ref.model.trust_remote_code"]
