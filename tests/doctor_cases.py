@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from autotune.doctor.probe import Gpu, NodeFacts
+from autotune.doctor.node_probe import Gpu, NodeFacts
 
 GOOD_VERSIONS = {
     "verl": "0.9.1",

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 from autotune.config import Sweep
 from autotune.doctor.findings import DISTRIBUTION, ClusterFacts, watched
-from autotune.doctor.probe import NodeFacts, ProbeRequest, probe
+from autotune.doctor.node_probe import NodeFacts, ProbeRequest, probe
 from autotune.errors import SweepError
 from autotune.sweep import store_of
 from autotune.tuning import connection, storage_units

@@ -13,7 +13,7 @@ from importlib.metadata import requires
 from packaging.requirements import Requirement
 
 from autotune.config import Sweep
-from autotune.doctor.probe import NodeFacts
+from autotune.doctor.node_probe import NodeFacts
 from autotune.placement import trials_at_once, why_none_fits
 from autotune.verl_bridge import job
 from autotune.verl_bridge.overrides import leaves

@@ -1,4 +1,4 @@
-"""What the doctor says about facts; the facts themselves are planted for real in test_probe.py."""
+"""What the doctor says about facts; the facts themselves are planted for real in test_node_probe.py."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +9,7 @@ from doctor_cases import GOOD_VERSIONS, node
 
 from autotune.config import Sweep, load_sweep
 from autotune.doctor.findings import ClusterFacts, Finding, Level, findings
-from autotune.doctor.probe import Gpu, NodeFacts
+from autotune.doctor.node_probe import Gpu, NodeFacts
 
 QUICKSTART = Path(__file__).parents[2] / "search_spaces" / "quickstart_cpu.yaml"
 ROOM = {"CPU": 32.0, "GPU": 2.0}

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from autotune.doctor.probe import NodeFacts, ProbeRequest, probe
+from autotune.doctor.node_probe import NodeFacts, ProbeRequest, probe
 
 PROGRAM = """
 import pickle, sys
-from autotune.doctor.probe import probe
+from autotune.doctor.node_probe import probe
 request = pickle.load(sys.stdin.buffer)
 sys.stdout.buffer.write(b"FACTS" + pickle.dumps(probe(request)))
 """
@@ -95,7 +95,7 @@ def test_a_rollout_engine_that_cannot_be_imported_is_seen(tmp_path: Path) -> Non
 @pytest.fixture
 def without_verl(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rest of the probe, without the seconds that importing verl takes."""
-    monkeypatch.setattr("autotune.doctor.probe._IMPORT_VERL", "print('PROBE []')")
+    monkeypatch.setattr("autotune.doctor.node_probe._IMPORT_VERL", "print('PROBE []')")
 
 
 @pytest.mark.usefixtures("without_verl")
