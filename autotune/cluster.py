@@ -100,7 +100,7 @@ class SweepJobs:
                 continue
             found.append(
                 Attempt(
-                    submission_id=job.submission_id,
+                    submission_id=match[0],
                     sweep_id=match["sweep"],
                     number=int(match["number"] or 1),
                     status=str(job.status.value),

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from importlib.metadata import requires
+from typing import TypeVar
 
 from packaging.requirements import Requirement
 
@@ -267,6 +268,7 @@ def _nccl(sweep: Sweep, cluster: ClusterFacts) -> Iterator[Finding]:
             yield Finding(check="nccl", level=Level.WARNING, text=text, mend=mend)
 
 
+Value = TypeVar("Value")
 Check = Callable[[Sweep, ClusterFacts], Iterator[Finding]]
 
 _CHECKS: dict[str, Check] = {
@@ -288,8 +290,8 @@ def _declared_ranges(extra: str) -> dict[str, str]:
     ranges: dict[str, str] = {}
     for text in requires(DISTRIBUTION) or ():
         requirement = Requirement(text)
-        is_plain = requirement.marker is None
-        if is_plain or (extra and requirement.marker.evaluate({"extra": extra})):
+        marker = requirement.marker
+        if marker is None or (extra and marker.evaluate({"extra": extra})):
             ranges[_normal(requirement.name)] = str(requirement.specifier)
     return ranges
 
@@ -298,12 +300,12 @@ def _normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def _hosts_by(cluster: ClusterFacts, value: Callable[[NodeFacts], object]) -> dict[object, str]:
-    grouped: dict[object, list[str]] = {}
+def _hosts_by(cluster: ClusterFacts, value: Callable[[NodeFacts], Value]) -> dict[Value, str]:
+    grouped: dict[Value, list[str]] = {}
     for node in cluster.nodes:
         grouped.setdefault(value(node), []).append(node.host)
     return {key: ", ".join(hosts) for key, hosts in grouped.items()}
 
 
-def _listed(by_value: Mapping[object, str]) -> str:
+def _listed(by_value: Mapping[Value, str]) -> str:
     return "; ".join(f"{value} on {hosts}" for value, hosts in by_value.items())

@@ -1,4 +1,4 @@
-"""What the doctor says about facts; the facts themselves are planted for real in test_node_probe.py."""
+"""What the doctor says about facts; test_node_probe.py plants the faults themselves for real."""
 
 from collections.abc import Sequence
 from pathlib import Path
