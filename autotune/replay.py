@@ -92,15 +92,13 @@ def run_in_tune(
     store = SweepStore(folder)
     with store.locked(), local_cluster(num_cpus=settings.max_concurrent):
         searcher = searcher_of(landscape, settings, store)
-        with tempfile.TemporaryDirectory() as temporary:
-            run_tuner(
-                searcher,
-                playback_of(landscape, seed),
-                folder=Path(temporary) / "tune",
-                max_concurrent=settings.max_concurrent,
-                callbacks=[],
-                scheduler=EarlyStopScheduler(searcher),
-            )
+        run_tuner(
+            searcher,
+            playback_of(landscape, seed),
+            max_concurrent=settings.max_concurrent,
+            callbacks=[],
+            scheduler=EarlyStopScheduler(searcher),
+        )
         searcher.close()
         return judge(landscape, store.read_trials(), searcher.stop_reason)
 
