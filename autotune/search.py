@@ -21,7 +21,7 @@ from optuna.study import Study
 from optuna.trial import Trial
 from ray.tune.search import Searcher
 
-from autotune.budget import Budget, Stop
+from autotune.budget import Budget, Cost, Stop
 from autotune.early_stop import EarlyStop
 from autotune.knobs import KnobValue
 from autotune.models.evidence import Evidence
@@ -156,6 +156,15 @@ class SweepSearcher(Searcher):
     def is_done(self) -> bool:
         """Whether nothing is left to try: the budget is used up, or the space."""
         return not self._live and not self._pending and self._next_asked() is None
+
+    def cost_left(self) -> Cost | None:
+        """Return what the rest of the sweep is expected to cost; None before a trial has finished.
+
+        Trials gather around the best setting: each is a start-up and its steps at the best time.
+        """
+        finished = list(self._ledger.finished.values())
+        best = best_feasible(finished, self._objective)
+        return self._budget.left(finished, best.value("step_s") if best is not None else None)
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:  # type: ignore[override]
         """Return the next setting, None to be asked again later, or FINISHED."""
@@ -310,12 +319,14 @@ class SweepSearcher(Searcher):
         self._given_up_in_a_row = 0
         self._records.append_trial(record)
         self._ledger.tell(record)
+        left = self.cost_left()
         logger.info(
-            "trial %d %s, %s %s",
+            "trial %d %s, %s %s; about %s GPU hours left",
             record.number,
             record.state.value,
             self._objective,
             record.value(self._objective),
+            "?" if left is None else f"{left.gpu_hours:.3g}",
         )
 
     def _lose(self, live: _Live, cause: str) -> None:

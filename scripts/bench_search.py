@@ -106,7 +106,7 @@ def ours(sampler: str) -> Method:
             num_trials=budget,
             max_concurrent=1,
             seed=seed,
-            num_startup_trials=4 if sampler == "model" else 6,
+            num_startup_trials=3 if sampler == "model" else 6,
         )
         found = run_directly(landscape, settings, seed=seed)
         return found.records, found.best.setting if found.best is not None else None

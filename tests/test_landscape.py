@@ -122,3 +122,11 @@ def test_a_file_that_is_no_landscape_is_refused(tmp_path: Path) -> None:
         read_landscape(tmp_path / "a.json")
     with pytest.raises(BadInputError, match="not a landscape"):
         read_landscape(tmp_path / "missing.json")
+
+
+def test_a_space_with_the_baseline_alone_has_no_other_candidate(tmp_path: Path) -> None:
+    landscape = read_landscape(write(tmp_path / "a.json", rows=SMALL["rows"][:1]))
+    space = LandscapeSpace(landscape)
+    rng = np.random.default_rng(0)
+    assert space.random_valid(rng, exclude={space.key(space.baseline())}) is None
+    assert space.candidates(rng, limit=10) == [space.baseline()]

@@ -1,5 +1,6 @@
 """Searching in recorded measurements: the optimum is found, through Tune as without it."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -58,11 +59,27 @@ def test_the_best_settings_are_measured_again_inside_the_budget() -> None:
 
 def test_a_search_goes_on_in_its_folder(tmp_path: Path) -> None:
     whole = run_directly(measured(), settings(num_trials=5), seed=3, folder=tmp_path / "a")
-    run_directly(measured(), settings(num_trials=5, confirm_ratio=0.0), seed=3,
-                 folder=tmp_path / "b")
     assert len(whole.records) == 5
     again = run_directly(measured(), settings(num_trials=7), seed=3, folder=tmp_path / "a")
     assert again.records[:5] == whole.records
+
+
+def test_a_space_with_one_setting_is_measured_and_measured_again() -> None:
+    landscape = measured()
+    alone = dataclasses.replace(landscape, rows=landscape.rows[:1])
+    found = run_directly(alone, settings(num_trials=10), seed=0)
+    assert [record.setting for record in found.records] == [landscape.baseline] * 3
+    assert found.optimum_ratio == 1.0
+
+
+def test_a_space_in_which_everything_fails_exports_nothing() -> None:
+    landscape = measured()
+    failing = [
+        dataclasses.replace(row, state=TrialState.OUT_OF_MEMORY, repetitions=())
+        for row in landscape.rows
+    ]
+    found = run_directly(dataclasses.replace(landscape, rows=tuple(failing)), settings(), seed=0)
+    assert found.best is None and found.num_failed == 8
 
 
 def test_a_sweep_without_a_feasible_trial_exports_nothing() -> None:
@@ -85,8 +102,9 @@ def test_a_played_back_step_scatters_around_its_trial() -> None:
 def test_tunes_controller_runs_the_same_search_and_stops_bad_trials_early(tmp_path: Path) -> None:
     found = run_in_tune(
         measured(),
-        settings(num_trials=7, max_concurrent=2, confirm_ratio=0.0,
-                 first=[{MICRO: 64}, {MICRO: 2}]),
+        settings(
+            num_trials=7, max_concurrent=2, confirm_ratio=0.0, first=[{MICRO: 64}, {MICRO: 2}]
+        ),
         seed=0,
         folder=tmp_path / "sweep",
     )

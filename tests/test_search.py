@@ -1,5 +1,6 @@
 """The search: what it suggests, what the study hears, and that no kill loses a finished trial."""
 
+import dataclasses
 import functools
 import itertools
 import json
@@ -442,6 +443,18 @@ def test_two_objectives_give_a_study_of_two_and_a_front(store: SweepStore) -> No
     memory = [record.metrics["peak_memory_ratio"] or 0.0 for record in front]
     assert speeds == sorted(speeds, reverse=True) and memory == sorted(memory, reverse=True)
     assert len(front) > 1 and all(record.feasible for record in front)
+
+
+def test_what_is_left_is_told_once_a_trial_has_finished(store: SweepStore) -> None:
+    searcher = make_searcher(store, num_trials=5, steps_per_trial=6)
+    assert searcher.cost_left() is None
+    baseline = record_of(suggest(searcher))
+    metrics = {**baseline.metrics, "gpu_seconds": 60.0, "startup_s": 30.0, "step_s": 5.0}
+    complete(searcher, dataclasses.replace(baseline, metrics=metrics))
+    left = searcher.cost_left()
+    # four trials of 30 s and six steps of 5 s, on one GPU
+    assert left is not None and left.hours == pytest.approx(4 * 60 / 3600)
+    assert left.gpu_hours == pytest.approx(left.hours)
 
 
 def test_two_sweeps_share_one_database(tmp_path: Path) -> None:

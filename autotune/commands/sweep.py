@@ -6,10 +6,16 @@ Runs in the driver. The module's head imports nothing heavy, so that ``--help`` 
 import argparse
 import json
 import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from autotune.commands.arguments import add_address, add_sweep_file
 from autotune.commands.check import describe
 from autotune.errors import ExitCode
+
+if TYPE_CHECKING:
+    from autotune.objective import TrialRecord
+    from autotune.settings import ObjectiveConfig
 
 SUMMARY = "run a sweep, or go on with an interrupted one"
 
@@ -53,6 +59,8 @@ def run(options: argparse.Namespace) -> ExitCode:
     )
     data = read_sweep(store_of(sweep).folder)
     print(summary_text(answer(data), data))
+    if sweep.config.objective.trade_off is not None:
+        print(front_text(result.records, sweep.config.objective))
     if result.stop_reason:
         print(result.stop_reason)
     print(f"Records: {data.folder}")
@@ -63,3 +71,18 @@ def run(options: argparse.Namespace) -> ExitCode:
         print("Interrupted; run the same command again to go on.", file=sys.stderr)
         return ExitCode.INTERRUPTED
     return ExitCode.DONE
+
+
+def front_text(records: "Sequence[TrialRecord]", objective: "ObjectiveConfig") -> str:
+    """Return the Pareto front of two objectives, one trial a line."""
+    from autotune.objective import pareto_front
+    from autotune.report.text import format_value
+
+    assert objective.trade_off is not None
+    metrics = (objective.metric, objective.trade_off)
+    lines = [f"Pareto front of {metrics[0]} and {metrics[1]}:"]
+    for record in pareto_front(records, metrics):
+        values = ", ".join(format_value(metric, record.value(metric)) for metric in metrics)
+        knobs = ", ".join(f"{name}={value}" for name, value in record.params.items())
+        lines.append(f"  trial {record.number}: {values} [{knobs}]")
+    return "\n".join(lines)

@@ -77,6 +77,8 @@ def format_number(value: float) -> str:
 def trial_line(record: TrialRecord, records: Sequence[TrialRecord], outline: SweepOutline) -> str:
     """Return how one trial ended, on one line."""
     knobs = changed_knobs(record.setting, outline.baseline)
+    if record.state is TrialState.STOPPED:
+        return f"trial {record.number} {record.cause} [{knobs}]"
     if record.state is not TrialState.COMPLETE:
         return f"trial {record.number} failed ({record.state.value}): {record.cause} [{knobs}]"
     mark = " (best so far)" if record is best_feasible(records, outline.objective) else ""

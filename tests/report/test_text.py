@@ -3,7 +3,7 @@
 import pytest
 from report_cases import BASELINE, MICRO, OUTLINE, failed, trial
 
-from autotune.objective import StepKind, StepRecord
+from autotune.objective import StepKind, StepRecord, TrialState
 from autotune.report.text import changed_knobs, format_duration, format_value, step_line, trial_line
 
 
@@ -74,3 +74,9 @@ def test_a_step_is_one_line_with_its_kind() -> None:
 def test_a_step_without_numbers_is_still_told() -> None:
     step = StepRecord(number=2, attempt=0, step=1, kind=StepKind.WARMUP, metrics={})
     assert step_line(step, OUTLINE) == "trial 2 step 1 of 6 (warmup)"
+
+
+def test_a_trial_that_was_stopped_early_did_not_fail() -> None:
+    cause = "stopped after 2 measured steps: 31.5 against 100 of trial 2, beyond both intervals"
+    record = trial(3, state=TrialState.STOPPED, feasible=False, cause=cause)
+    assert trial_line(record, [record], OUTLINE) == f"trial 3 {cause} [{MICRO}=8]"
