@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -104,6 +105,10 @@ class StepProfiler:
             clock_offset_us=self._clock_offset_us,
             overhead_s=(time.time_ns() - end_ns) / NS_PER_S,
         )
+
+    def export(self, path: Path) -> None:
+        """Write what was recorded as a Chrome trace (JSON), after :meth:`stop`."""
+        self._profile.export_chrome_trace(str(path))
 
 
 def device_trace(
