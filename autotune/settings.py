@@ -117,6 +117,9 @@ class TrialConfig:
     """A job that has not begun its first step after this many seconds is a hang."""
     step_timeout_s: float
     """A job that has not finished a step for this many seconds is a hang."""
+    consistency_probe: bool = True
+    """Whether a fixed mini-batch goes through the actor before the first step and after the last
+    one, for ``rank_divergence``, ``kl_drift`` and ``grad_cosine``."""
     max_retries: int = 1
     """How often a trial is tried again after a loss that is not the setting's fault (node, actor,
     disk)."""

@@ -207,6 +207,7 @@ class VerlTrial(tune.Trainable):
                     for step in range(1, num_steps(protocol) + 1)
                     if kind_of_step(step, protocol) is StepKind.PROFILED
                 ],
+                probes=protocol.consistency_probe,
             )
         )
 

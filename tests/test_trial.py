@@ -61,6 +61,8 @@ def test_a_request_to_a_dead_process_is_not_an_error(tmp_path: Path) -> None:
     )
     process.kill()
     process.submit(
-        JobRequest(config_name="ppo_trainer", overrides=[], device="cpu", profiled_steps=[])
+        JobRequest(
+            config_name="ppo_trainer", overrides=[], device="cpu", profiled_steps=[], probes=False
+        )
     )
     assert not process.is_alive()

@@ -43,12 +43,15 @@ def cosine_deviation(first: Sequence[float], second: Sequence[float]) -> float |
     return float(difference @ difference / 2)
 
 
-def sketch_gradients(parameters: Iterable[tuple[str, "torch.Tensor"]]) -> list[float]:
+def sketch_gradients(
+    parameters: Iterable[tuple[str, "torch.Tensor"]], *, device: "torch.device | str | int" = "cpu"
+) -> list[float]:
     """Return the sketch of all gradients; every rank of the default group calls it.
 
     Args:
         parameters: Names and parameters, with FSDP2's gradients or plain ones; plain ones are taken
             for copies on all ranks. A parameter without a gradient counts as 0.
+        device: Where to compute; offloaded gradients are moved there piece by piece.
 
     Raises:
         UnknownSharding: A gradient is neither replicated nor in contiguous rows; on all ranks.
@@ -56,15 +59,12 @@ def sketch_gradients(parameters: Iterable[tuple[str, "torch.Tensor"]]) -> list[f
     import torch
     import torch.distributed as dist
 
-    total: torch.Tensor | None = None
+    total = torch.zeros(SKETCH_SIZE, dtype=torch.float64, device=device)
     for name, parameter in parameters:
         if parameter.grad is None:
             continue
         local, first, num_copies = _own_elements(parameter.grad)
-        own = _sketch(local, zlib.crc32(name.encode()), first) / num_copies
-        total = own if total is None else total + own
-    if total is None:
-        total = torch.zeros(SKETCH_SIZE, dtype=torch.float64)
+        _add_sketch(total, local, zlib.crc32(name.encode()), first=first, num_copies=num_copies)
     dist.all_reduce(total)
     return [float(value) for value in total.tolist()]
 
@@ -91,19 +91,19 @@ def _own_elements(gradient: "torch.Tensor") -> tuple["torch.Tensor", int, int]:
     return gradient.to_local().flatten(), first_row * (gradient.numel() // max(rows, 1)), num_copies
 
 
-def _sketch(values: "torch.Tensor", seed: int, first: int) -> "torch.Tensor":
-    """Map elements `first`, `first` + 1, ... of one parameter."""
+def _add_sketch(
+    total: "torch.Tensor", values: "torch.Tensor", seed: int, *, first: int, num_copies: int
+) -> None:
+    """Add elements `first`, `first` + 1, ... of one parameter."""
     import torch
 
-    total = torch.zeros(SKETCH_SIZE, dtype=torch.float64, device=values.device)
     for start in range(0, values.numel(), _CHUNK):
-        part = values[start : start + _CHUNK].double()
-        index = torch.arange(first + start, first + start + len(part), device=values.device)
+        part = values[start : start + _CHUNK].to(total.device).double() / num_copies
+        index = torch.arange(first + start, first + start + len(part), device=total.device)
         before = (first + start) % SKETCH_SIZE
         after = -(before + len(part)) % SKETCH_SIZE
         rows = torch.nn.functional.pad(part * _signs(index, seed), (before, after))
         total += rows.view(-1, SKETCH_SIZE).sum(0)
-    return total
 
 
 def _signs(index: "torch.Tensor", seed: int) -> "torch.Tensor":

@@ -10,27 +10,29 @@ that enqueue a collective, and but autograd's nodes, whose span holds the waitin
 operators inside them count. Process groups and sizes come from torch's flight recorder.
 """
 
-import math
-import pickle
-import platform
 import re
-import statistics
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity
 
-from autotune.measure.overlap import Collective, Intervals, Kind, RankTrace, merge, subtract
+from autotune.measure.clocks import NS_PER_US
+from autotune.measure.flight_recorder import (
+    Launch,
+    kind_of,
+    recorded_launches,
+    size_of_only_group,
+)
+from autotune.measure.intervals import Intervals, merge, subtract
+from autotune.measure.traces import Collective, Kind, RankTrace
 
-NS_PER_US = 1e3
 NS_PER_S = 1e9
 
 _NCCL_KERNEL = re.compile(r"nccl\w*?Kernel_([A-Za-z]+)")
@@ -42,29 +44,7 @@ _ENQUEUE = "c10d::"
 _WAIT = "_c10d_functional"
 # Spans around other operators.
 _WRAPPERS = ("autograd::", "torch::autograd::")
-_KINDS = {
-    "allgather": Kind.ALL_GATHER,
-    "reducescatter": Kind.REDUCE_SCATTER,
-    "allreduce": Kind.ALL_REDUCE,
-    "broadcast": Kind.BROADCAST,
-}
 _REDUCTIONS = (Kind.ALL_REDUCE, Kind.REDUCE_SCATTER)
-# The flight recorder's names of element types.
-_ELEMENT_TYPES = {
-    "Bool": torch.bool,
-    "Byte": torch.uint8,
-    "Char": torch.int8,
-    "Short": torch.int16,
-    "Int": torch.int32,
-    "Long": torch.int64,
-    "Half": torch.float16,
-    "BFloat16": torch.bfloat16,
-    "Float": torch.float32,
-    "Double": torch.float64,
-}
-_NUM_CLOCK_READINGS = 9
-# Differs between hosts, and between two starts of one; containers of a host share it and its clock.
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Event(Protocol):
@@ -77,27 +57,6 @@ class Event(Protocol):
     def correlation_id(self) -> int: ...
     def device_type(self) -> DeviceType: ...
     def is_user_annotation(self) -> bool: ...
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Launch:
-    """One collective as torch's flight recorder saw it enqueued."""
-
-    # As its backend names it: Gloo calls a reduce-scatter an all-reduce.
-    kind: Kind
-    group: str
-    group_size: int
-    # As in `Collective`.
-    num_bytes: int | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ClockReadings:
-    """One rank's clock when it left each of several barriers."""
-
-    # Two ranks with the same text read the same clock.
-    clock: str
-    readings_ns: tuple[int, ...]
 
 
 class StepProfiler:
@@ -138,8 +97,8 @@ class StepProfiler:
             self._rank,
             self._profile.profiler.kineto_results.events(),
             window_us=(self._start_ns / NS_PER_US, end_ns / NS_PER_US),
-            launches=_recorded_launches(self._start_ns, end_ns, on_gpu=self._on_gpu),
-            only_group_size=_only_group_size(),
+            launches=recorded_launches(self._start_ns, end_ns, on_gpu=self._on_gpu),
+            only_group_size=size_of_only_group(),
         )
         return replace(
             trace,
@@ -147,30 +106,9 @@ class StepProfiler:
             overhead_s=(time.time_ns() - end_ns) / NS_PER_S,
         )
 
-
-def measure_clock_offset_us() -> float:
-    """Return what to add to this rank's clock to reach rank 0's; all ranks call it together."""
-    readings_ns: list[int] = []
-    for _ in range(_NUM_CLOCK_READINGS):
-        dist.barrier()
-        readings_ns.append(time.time_ns())
-    clock = _BOOT_ID.read_text() if _BOOT_ID.exists() else platform.node()
-    own = ClockReadings(clock=clock, readings_ns=tuple(readings_ns))
-    ranks: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(ranks, own)
-    return clock_offset_us(own, ranks[0])
-
-
-def clock_offset_us(own: ClockReadings, first: ClockReadings) -> float:
-    """Return what to add to one rank's clock to reach another's.
-
-    Ranks leave a barrier at nearly the same moment: the median over the barriers of how far their
-    clocks differ there. Ranks that read one clock have no offset, and no noise of one.
-    """
-    if own.clock == first.clock:
-        return 0.0
-    pairs = zip(first.readings_ns, own.readings_ns, strict=True)
-    return statistics.median(theirs - ours for theirs, ours in pairs) / NS_PER_US
+    def export(self, path: Path) -> None:
+        """Write what was recorded as a Chrome trace (JSON), after :meth:`stop`."""
+        self._profile.export_chrome_trace(str(path))
 
 
 def device_trace(
@@ -200,7 +138,7 @@ def device_trace(
             continue
         match = _NCCL_KERNEL.match(name)
         if match:
-            seen.append(_Seen(event, _kind(match[1]), _kind(match[1])))
+            seen.append(_Seen(event, kind_of(match[1]), kind_of(match[1])))
         else:
             compute.append(_span_us(event))
     # NCCL runs no such kernel in a group of one.
@@ -227,26 +165,11 @@ def cpu_trace(
         if event.start_thread_id() not in gloo_threads
     )
     idle = merge(_span_us(event) for event in by_role[_Role.ENQUEUE] + by_role[_Role.WAIT])
-    named = [_kind(event.name().removeprefix(_GLOO)) for event in gloo]
+    named = [kind_of(event.name().removeprefix(_GLOO)) for event in gloo]
     kinds = _gloo_kinds(named, by_role[_Role.ENQUEUE])
     seen = [_Seen(*one) for one in zip(gloo, kinds, named, strict=True)]
     collectives = _collectives(seen, launches, only_group_size)
     return _trace(rank, window_us, collectives, subtract(compute, idle))
-
-
-def read_launch(entry: Mapping[str, Any], group_size: int) -> Launch:
-    """Read one entry of the flight recorder (format 2.10), of a group with that many ranks."""
-    sides = (
-        _num_bytes(entry["input_sizes"], entry["input_dtypes"]),
-        _num_bytes(entry["output_sizes"], entry["output_dtypes"]),
-    )
-    known = [num_bytes for num_bytes in sides if num_bytes is not None]
-    return Launch(
-        kind=_kind(entry["profiling_name"].partition(":")[2]),
-        group=entry["process_group"][0],
-        group_size=group_size,
-        num_bytes=max(known) if len(known) == len(sides) else None,
-    )
 
 
 class _Role(Enum):
@@ -304,7 +227,7 @@ def _gloo_kinds(named: Sequence[Kind], enqueued: Sequence[Event]) -> list[Kind]:
     Gloo runs a reduce-scatter as an all-reduce and names it so. Its events and the operators that
     enqueued them come in the same order; where their numbers agree, the operators tell them apart.
     """
-    operators = [_kind(e.name().removeprefix(_ENQUEUE)) for e in sorted(enqueued, key=_start_ns)]
+    operators = [kind_of(e.name().removeprefix(_ENQUEUE)) for e in sorted(enqueued, key=_start_ns)]
     reductions = [kind for kind in operators if kind in _REDUCTIONS]
     if len(reductions) != sum(kind in _REDUCTIONS for kind in named):
         return list(named)
@@ -357,50 +280,6 @@ def _trace(
         collectives=tuple(sorted(collectives, key=lambda c: c.start_us)),
         compute_us=tuple((start, end) for start, end in compute.tolist()),
     )
-
-
-def _recorded_launches(start_ns: int, end_ns: int, *, on_gpu: bool) -> list[Launch]:
-    """Return what the flight recorder of this process saw enqueued in a window, in order."""
-    distributed: Any = torch._C._distributed_c10d
-    dump = distributed._dump_nccl_trace if on_gpu else distributed._dump_fr_trace
-    dumped = dump(includeCollectives=True, includeStackTraces=False, onlyActive=False)
-    # A recorder that is switched off has no entries.
-    entries = [
-        entry
-        for entry in pickle.loads(dumped).get("entries", [])
-        if start_ns <= entry["time_created_ns"] <= end_ns
-    ]
-    group_sizes = {
-        group: distributed._resolve_process_group(group).size()
-        for group in {entry["process_group"][0] for entry in entries}
-    }
-    return [
-        read_launch(entry, group_sizes[entry["process_group"][0]])
-        for entry in sorted(entries, key=lambda entry: entry["record_id"])
-    ]
-
-
-def _only_group_size() -> int | None:
-    """Return the number of ranks if each process group here has all of them, or only one."""
-    size = dist.get_world_size()
-    groups = dist.distributed_c10d._world.pg_config_info
-    return size if all(group["group_size"] in (1, size) for group in groups) else None
-
-
-def _num_bytes(sizes: Sequence[Sequence[int]], element_types: Sequence[str]) -> int | None:
-    """Return the bytes of several tensors, or None where an element type is not known."""
-    if any(name not in _ELEMENT_TYPES for name in element_types):
-        return None
-    return sum(
-        math.prod(size) * _ELEMENT_TYPES[name].itemsize
-        for size, name in zip(sizes, element_types, strict=True)
-    )
-
-
-def _kind(name: str) -> Kind:
-    """Return the kind for a spelling such as AllGather, all_gather or _allgather_base_."""
-    plain = name.replace("_", "").lower()
-    return next((kind for word, kind in _KINDS.items() if plain.startswith(word)), Kind.OTHER)
 
 
 def _span_us(event: Event) -> tuple[float, float]:

@@ -27,6 +27,10 @@ READY, STEP, DONE, FAILED = "ready", "step", "done", "failed"
 """Kinds of events: the job is about to run its first step; a step ended; all steps ended; the job
 broke."""
 
+FLIGHT_RECORDER_ENV = {"TORCH_FR_BUFFER_SIZE": "20000"}
+"""How many collectives torch keeps of each process; a step has thousands with small micro-batches,
+and torch's default is 2,000. Read when a process makes its first group."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class JobRequest:
@@ -37,6 +41,8 @@ class JobRequest:
     """All Hydra overrides of the job, the trial's protocol included."""
     device: str
     profiled_steps: list[int]
+    probes: bool
+    """Whether to run the consistency probe."""
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))
@@ -113,6 +119,7 @@ class Job:
             {
                 "TRANSFER_QUEUE_ENABLE": "1",
                 TRANSFER_QUEUE_NAMESPACE_ENV: os.environ[TRANSFER_QUEUE_NAMESPACE_ENV],
+                **FLIGHT_RECORDER_ENV,
             }
         )
         ray.init(address=self._address, runtime_env=runtime_env, log_to_driver=True)
@@ -149,6 +156,7 @@ class Job:
             ),
             on_step=self._events.send_step,
             profiled_steps=request.profiled_steps,
+            probes=request.probes,
         )
         runner.trainer.init()
         runner.init_agent_loop_manager()

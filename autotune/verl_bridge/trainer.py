@@ -5,7 +5,6 @@ Runs in the trial's verl process. The PPO step is verl's own; around it every ra
 measurements, and the step's metrics are handed to a callback instead of a logger's backend.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -18,9 +17,18 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.config import TrainingWorkerConfig
 from verl.workers.utils.losses import value_loss
 
-from autotune.metrics import KL_PER_RANK, PEAK_MEMORY
+from autotune.measure.overlap import Reasons
+from autotune.verl_bridge.consistency_probe import ProbeOfRank, ProbeSettings
 from autotune.verl_bridge.group_workers import ExistingGroupManager, group_workers
+from autotune.verl_bridge.step_report import (
+    StepValues,
+    divergence_metrics,
+    probe_metrics,
+    step_metrics,
+)
 from autotune.verl_bridge.trainer_cpu import SyncOnAnyPlatform
+
+_NO_PROBE = "trial.consistency_probe is false"
 
 StepCallback = Callable[[int, dict[str, Any], dict[str, str]], None]
 """Gets the step's number, its metrics, and the reasons for those that are None."""
@@ -44,6 +52,7 @@ class TrialTrainer(SyncOnAnyPlatform):
         placement_group: The trial's.
         on_step: Called after each step.
         profiled_steps: Numbers of the steps to run under the profiler.
+        probes: Whether to run the consistency probe before the first step and after the last one.
     """
 
     def __init__(
@@ -53,11 +62,14 @@ class TrialTrainer(SyncOnAnyPlatform):
         placement_group: PlacementGroup,
         on_step: StepCallback,
         profiled_steps: Sequence[int],
+        probes: bool,
     ) -> None:
         super().__init__(config)
         self._placement_group = placement_group
         self._on_step = on_step
         self._profiled_steps = set(profiled_steps)
+        self._probes = probes
+        self._rollout_sleeps = False
 
     def restart(self, config: DictConfig, *, profiled_steps: Sequence[int]) -> None:
         """Put the job back to its first step, with another configuration.
@@ -70,11 +82,12 @@ class TrialTrainer(SyncOnAnyPlatform):
         self._profiled_steps = set(profiled_steps)
         self._init_dataloader()
         self._init_dump_executor()
-        self.checkpoint_manager.sleep_replicas()
+        self._sleep_rollout()
         self.actor_rollout_wg.rebuild(config.actor_rollout_ref)
         if self.use_critic:
             self._rebuild_critic()
         self.global_steps = 0
+        self._rollout_sleeps = False
         self.on_init_end()
 
     def _rebuild_critic(self) -> None:
@@ -106,6 +119,14 @@ class TrialTrainer(SyncOnAnyPlatform):
         self._use_workers(TrialActorRolloutRefWorker, TrialTrainingWorker)
         self._use_pools(partial(ExistingGroupManager, placement_group=self._placement_group))
 
+    def on_init_end(self) -> None:
+        # The rollout sleeps still: the probe has the memory that an update has.
+        ranks: list[ProbeOfRank | str] = [_NO_PROBE]
+        if self._probes:
+            ranks = self.actor_rollout_wg.run_probe(self._probe_settings())
+        self._probe = probe_metrics(ranks)
+        super().on_init_end()
+
     def on_train_begin(self) -> None:
         super().on_train_begin()
         backends: dict[str, Any] = self.logger.logger
@@ -122,30 +143,56 @@ class TrialTrainer(SyncOnAnyPlatform):
 
     def report(self, step: int, data: Mapping[str, Any]) -> None:
         """Add the ranks' measurements to a step's metrics and hand them on."""
-        ranks = self.actor_rollout_wg.end_step()
         metrics: dict[str, Any] = {
             key: float(value) for key, value in data.items() if _is_number(value)
         }
-        k_nats = [rank["k_nats"] for rank in ranks]
-        metrics[KL_PER_RANK] = k_nats if None not in k_nats else None
-        metrics[PEAK_MEMORY] = _peak_memory_ratio(ranks, self.config.trainer.device)
-        absent: dict[str, str] = {}
-        if metrics[KL_PER_RANK] is None:
-            absent[KL_PER_RANK] = "a rank had no response token, or the actor was not updated"
-        if step in self._profiled_steps:
-            from autotune.measure.overlap import step_communication
+        values, absent = step_metrics(
+            self.actor_rollout_wg.end_step(),
+            device=self.config.trainer.device,
+            weight_sync_s=metrics["timing_s/update_weights"],
+            why_no_kl=self._why_no_kl(),
+        )
+        for own, reasons in self._probe_metrics(step):
+            values.update(own)
+            absent.update(reasons)
+        self._on_step(step, {**metrics, **values}, absent)
 
-            traces = [rank["trace"] for rank in ranks]
-            weight_sync_s = metrics["timing_s/update_weights"]
-            # The step's own timer also holds the profiler's work after the recording.
-            recorded_us = max(trace.window_us[1] - trace.window_us[0] for trace in traces)
-            values, reasons = step_communication(
-                traces, step_s=recorded_us / 1e6 + weight_sync_s, weight_sync_s=weight_sync_s
+    def _probe_metrics(self, step: int) -> list[tuple[StepValues, Reasons]]:
+        """Return what the probe adds to a step: to the first and to the last one."""
+        found = [self._probe] if step == 1 else []
+        if step == self.total_training_steps:
+            found.append(divergence_metrics(self._score_probe()))
+        return found
+
+    def _score_probe(self) -> list[list[float] | str]:
+        if not self._probes:
+            return [_NO_PROBE]
+        self._sleep_rollout()
+        scores: list[list[float] | str] = self.actor_rollout_wg.score_probe(self._probe_settings())
+        return scores
+
+    def _probe_settings(self) -> ProbeSettings:
+        # As in verl's PPOTrainer._update_actor.
+        actor, rollout = self.config.actor_rollout_ref.actor, self.config.actor_rollout_ref.rollout
+        return ProbeSettings(
+            temperature=rollout.temperature,
+            calculate_entropy=actor.calculate_entropy or actor.entropy_coeff != 0.0,
+        )
+
+    def _sleep_rollout(self) -> None:
+        """Free the rollout's memory; asking a second time would be an error of the rollout."""
+        if not self._rollout_sleeps:
+            self.checkpoint_manager.sleep_replicas()
+            self._rollout_sleeps = True
+
+    def _why_no_kl(self) -> str | None:
+        correction = self.config.algorithm.get("rollout_correction") or {}
+        if correction.get("bypass_mode", False):
+            return (
+                "with rollout_correction.bypass_mode old_log_prob is the rollout's: the difference "
+                "is that of two engines"
             )
-            metrics["autotune/profiler_s"] = max(trace.overhead_s for trace in traces)
-            metrics.update({f"autotune/{name}": value for name, value in values.items()})
-            absent.update({f"autotune/{name}": reason for name, reason in reasons.items()})
-        self._on_step(step, metrics, absent)
+        return None
 
 
 def _profiler_config(role: DictConfig) -> Any:
@@ -159,16 +206,3 @@ def _is_number(value: Any) -> bool:
     except (TypeError, ValueError):
         return False
     return True
-
-
-def _peak_memory_ratio(ranks: Sequence[Mapping[str, Any]], device: str) -> float:
-    """Largest share of a device's memory; on the CPU, of a node's memory by all of its ranks
-    together."""
-    if device != "cpu":
-        return max(rank["peak_bytes"] / rank["device_bytes"] for rank in ranks)
-    peak_bytes: dict[str, int] = defaultdict(int)
-    node_bytes: dict[str, int] = {}
-    for rank in ranks:
-        peak_bytes[rank["node_id"]] += rank["peak_bytes"]
-        node_bytes[rank["node_id"]] = rank["device_bytes"]
-    return max(peak_bytes[node] / node_bytes[node] for node in peak_bytes)

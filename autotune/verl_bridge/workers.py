@@ -19,6 +19,15 @@ from verl.single_controller.base.decorator import Dispatch, register
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 from verl.workers.utils.padding import no_padding_2_padding
 
+from autotune.verl_bridge.consistency_probe import (
+    ProbeOfRank,
+    ProbeSettings,
+    run_probe,
+    score_probe,
+)
+from autotune.verl_bridge.step_report import RankStep
+from autotune.verl_bridge.worker_phases import METER, in_phase
+
 # verl makes the members of Dispatch at run time.
 _on_all_ranks = register(dispatch_mode=getattr(Dispatch, "ONE_TO_ALL"))
 
@@ -92,6 +101,10 @@ class TrialTrainingWorker(GlooTrainingWorker):
     engine: Any
     num_updates = 0
 
+    # Phases of the critic; inside a phase of the actor's worker they are part of that.
+    infer_batch = in_phase("values", GlooTrainingWorker.infer_batch)
+    train_mini_batch = in_phase("update_critic", GlooTrainingWorker.train_mini_batch)
+
     @_on_all_ranks
     def rebuild(self, config: Any) -> None:
         """Make the engine anew from ``config`` (verl's TrainingWorkerConfig), as in a fresh
@@ -113,6 +126,12 @@ _DEFAULT_SEED = torch.default_generator.initial_seed()
 """Where torch's generator starts in a fresh process: a rebuilt engine must begin there too."""
 
 
+def _scoring_phase(batch: Any) -> str:
+    """With LoRA the actor without its adapter is the reference (trainer_base.py
+    ``_compute_ref_log_prob``)."""
+    return "ref" if batch.extra_info.get("no_lora_adapter") else "old_log_prob"
+
+
 class TrialActorRolloutRefWorker(GlooActorRolloutRefWorker):
     """A worker of actor, rollout and reference that measures."""
 
@@ -128,12 +147,26 @@ class TrialActorRolloutRefWorker(GlooActorRolloutRefWorker):
     actor_worker_cls = TrialTrainingWorker
     ref_worker_cls = TrialTrainingWorker
 
+    compute_log_prob = in_phase(_scoring_phase, GlooActorRolloutRefWorker.compute_log_prob)
+    compute_ref_log_prob = in_phase("ref", GlooActorRolloutRefWorker.compute_ref_log_prob)
+    update_actor = in_phase("update_actor", GlooActorRolloutRefWorker.update_actor)
+    update_weights = in_phase("update_weights", GlooActorRolloutRefWorker.update_weights)
+
     @_on_all_ranks
     def init_model(self) -> None:
         super().init_model()
         self._consistency = _KLConsistency(self.actor.loss_fn, self.actor)
         self.actor.set_loss_fn(self._consistency)
-        get_platform().device_module.reset_peak_memory_stats()
+
+    @_on_all_ranks
+    def run_probe(self, settings: ProbeSettings) -> ProbeOfRank | str:
+        """Send the probe through the actor, see :mod:`autotune.verl_bridge.consistency_probe`."""
+        return run_probe(self.actor, settings)
+
+    @_on_all_ranks
+    def score_probe(self, settings: ProbeSettings) -> list[float] | str:
+        """Score the same sequences as every other rank."""
+        return score_probe(self.actor, settings)
 
     @_on_all_ranks
     def rebuild(self, config: Any) -> None:
@@ -163,10 +196,14 @@ class TrialActorRolloutRefWorker(GlooActorRolloutRefWorker):
         self._consistency.reset()
         self.actor.num_updates = 0
         self._profiler = self._trace = None
+        METER.begin_step()
         if profile:
+            from autotune.measure.clocks import measure_clock_offset_us
             from autotune.measure.kineto import StepProfiler
 
-            self._profiler = StepProfiler(dist.get_rank())
+            self._profiler = StepProfiler(
+                dist.get_rank(), clock_offset_us=measure_clock_offset_us()
+            )
             dist.barrier()
             self._profiler.start()
 
@@ -176,22 +213,20 @@ class TrialActorRolloutRefWorker(GlooActorRolloutRefWorker):
         self._trace = self._profiler.stop()
 
     @_on_all_ranks
-    def end_step(self) -> dict[str, Any]:
-        """Return this rank's measurements of the step.
-
-        Returns:
-            ``k_nats`` (k(r,t) or None), ``peak_bytes`` and ``device_bytes`` (peak since the model
-            was built, and what the device has), ``node_id``, and ``trace`` (the rank's profiled
-            intervals, or None).
-        """
-        device = get_platform().device_module
-        return {
-            "k_nats": self._consistency.mean_nats(),
-            "peak_bytes": device.max_memory_reserved(),
-            "device_bytes": device.mem_get_info()[1],
-            "node_id": ray.get_runtime_context().get_node_id(),
-            "trace": self._trace,
-        }
+    def end_step(self) -> RankStep:
+        """Return this rank's measurements of the step."""
+        METER.note_peaks()
+        return RankStep(
+            k_nats=self._consistency.mean_nats(),
+            peak_bytes=METER.reserved_bytes,
+            device_bytes=get_platform().device_module.mem_get_info()[1],
+            node_id=ray.get_runtime_context().get_node_id(),
+            allocated_bytes=METER.allocated_bytes,
+            reserved_bytes=METER.reserved_bytes,
+            alloc_retries=METER.alloc_retries(),
+            phases=METER.phases,
+            trace=self._trace,
+        )
 
 
 def _groups_of(engine: Any) -> set[Any]:

@@ -18,17 +18,11 @@ from torch.autograd import DeviceType
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from autotune.measure.kineto import (
-    ClockReadings,
-    Launch,
-    StepProfiler,
-    clock_offset_us,
-    cpu_trace,
-    device_trace,
-    measure_clock_offset_us,
-    read_launch,
-)
-from autotune.measure.overlap import Kind, RankTrace, step_communication
+from autotune.measure.clocks import measure_clock_offset_us
+from autotune.measure.flight_recorder import Launch
+from autotune.measure.kineto import StepProfiler, cpu_trace, device_trace
+from autotune.measure.overlap import step_communication
+from autotune.measure.traces import Kind, RankTrace
 
 NUM_LAYERS = 3
 KINDS = ("all_gather", "reduce_scatter", "all_reduce")
@@ -222,43 +216,6 @@ def test_a_reduce_scatter_of_gloo_gets_the_size_of_its_all_reduce() -> None:
     assert [(c.kind, c.num_bytes) for c in trace.collectives] == [(Kind.REDUCE_SCATTER, 64)]
 
 
-@pytest.mark.parametrize(
-    ("inputs", "outputs", "element_type", "num_bytes"),
-    [
-        ([[10]], [[2, 10]], "Float", 80),
-        ([[20]], [[10]], "BFloat16", 40),
-        ([[3], [4]], [[3], [4]], "Byte", 7),
-        ([[]], [[]], "Long", 8),
-        ([[10]], [[10]], "Float4", None),
-    ],
-)
-def test_the_larger_side_of_a_collective_is_its_size(
-    inputs: list[list[int]], outputs: list[list[int]], element_type: str, num_bytes: int | None
-) -> None:
-    entry = {
-        "profiling_name": "nccl:_all_gather_base",
-        "process_group": ("3", "fsdp"),
-        "input_sizes": inputs,
-        "input_dtypes": [element_type] * len(inputs),
-        "output_sizes": outputs,
-        "output_dtypes": [element_type] * len(outputs),
-    }
-    assert read_launch(entry, 2) == Launch(
-        kind=Kind.ALL_GATHER, group="3", group_size=2, num_bytes=num_bytes
-    )
-
-
-def test_a_clock_that_is_behind_gets_the_median_distance_added() -> None:
-    first = ClockReadings(clock="a", readings_ns=(10_000, 20_000, 30_000))
-    own = ClockReadings(clock="b", readings_ns=(5_000, 14_000, 29_000))
-    assert clock_offset_us(own, first) == 5.0
-
-
-def test_ranks_that_read_one_clock_have_no_offset() -> None:
-    first = ClockReadings(clock="a", readings_ns=(10_000,))
-    assert clock_offset_us(ClockReadings(clock="a", readings_ns=(10_700,)), first) == 0.0
-
-
 def _profile_step(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
@@ -341,7 +298,7 @@ def test_a_late_rank_shows_as_waiting_of_the_other(traces: list[RankTrace]) -> N
 
 @pytest.mark.slow
 def test_stopping_tells_what_it_cost(traces: list[RankTrace]) -> None:
-    assert all(0 < trace.overhead_s < 5 for trace in traces)
+    assert all(trace.overhead_s > 0 for trace in traces)
 
 
 def _record_anew(path: Path) -> None:

@@ -5,22 +5,12 @@ Steps last one second; times in the traces are microseconds. One real trace was 
 """
 
 import json
-import pickle
 from pathlib import Path
 
 import pytest
 
-from autotune.measure.overlap import (
-    Collective,
-    Kind,
-    RankTrace,
-    intersect,
-    length,
-    merge,
-    phase_communication,
-    step_communication,
-    subtract,
-)
+from autotune.measure.overlap import phase_communication, step_communication
+from autotune.measure.traces import Collective, Kind, RankTrace
 
 RECORDED = Path(__file__).parents[1] / "data" / "fsdp2_step_gloo_2_ranks.json"
 
@@ -59,44 +49,6 @@ def _trace(
 
 def _values(*traces: RankTrace, weight_sync_s: float = 0.0) -> dict[str, float | None]:
     return step_communication(traces, step_s=1.0, weight_sync_s=weight_sync_s)[0]
-
-
-@pytest.mark.parametrize(
-    ("spans", "expected"),
-    [
-        ([], []),
-        ([(5, 5)], []),
-        ([(0, 10), (10, 20)], [[0, 20]]),
-        ([(30, 40), (0, 10), (5, 12)], [[0, 12], [30, 40]]),
-        ([(0, 100), (10, 20), (30, 40)], [[0, 100]]),
-    ],
-)
-def test_merge_gives_sorted_intervals_that_do_not_touch(
-    spans: Spans, expected: list[list[float]]
-) -> None:
-    assert merge(spans).tolist() == expected
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "left", "common"),
-    [
-        ([(0, 10)], [], [[0, 10]], []),
-        ([(0, 10)], [(0, 10)], [], [[0, 10]]),
-        ([(0, 10)], [(3, 5)], [[0, 3], [5, 10]], [[3, 5]]),
-        ([(0, 10), (20, 30)], [(5, 25)], [[0, 5], [25, 30]], [[5, 10], [20, 25]]),
-        ([(0, 10)], [(10, 20)], [[0, 10]], []),
-        ([], [(0, 10)], [], []),
-    ],
-)
-def test_subtract_and_intersect_share_out_the_first_set(
-    first: Spans, second: Spans, left: list[list[float]], common: list[list[float]]
-) -> None:
-    assert subtract(merge(first), merge(second)).tolist() == left
-    assert intersect(merge(first), merge(second)).tolist() == common
-
-
-def test_length_adds_up_the_intervals() -> None:
-    assert length(merge([(0, 10), (20, 25)])) == 15
 
 
 @pytest.mark.parametrize(
@@ -332,16 +284,6 @@ def test_without_events_all_is_absent_with_a_reason(traces: list[RankTrace], rea
     values, reasons = step_communication(traces, step_s=1.0, weight_sync_s=0.1)
     assert set(values.values()) == {None}
     assert set(reasons) == set(values) and set(reasons.values()) == {reason}
-
-
-def test_a_trace_survives_pickling() -> None:
-    trace = _trace([(0, 10)], [(5, 20)])
-    assert pickle.loads(pickle.dumps(trace)) == trace
-
-
-def test_a_trace_survives_json() -> None:
-    trace = _trace([(0, 10)], [(5, 20)], group_size=2, num_bytes=8)
-    assert RankTrace.from_dict(json.loads(json.dumps(trace.to_dict()))) == trace
 
 
 @pytest.mark.parametrize(
