@@ -9,7 +9,17 @@ import logging
 import sys
 from collections.abc import Sequence
 
-from autotune.commands import calibrate, check, compare, list, replay, report, show, sweep
+from autotune.commands import (
+    calibrate,
+    check,
+    compare,
+    list,
+    replay,
+    report,
+    show,
+    sweep,
+    wandb_sync,
+)
 from autotune.errors import AutotuneError, BadInputError, ExitCode
 
 COMMANDS = {
@@ -21,6 +31,7 @@ COMMANDS = {
     "replay": replay,
     "show": show,
     "compare": compare,
+    "wandb-sync": wandb_sync,
 }
 """Command -> its module, which has ``SUMMARY``, ``add_arguments(parser)`` and ``run(options)``."""
 

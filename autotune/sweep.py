@@ -118,7 +118,7 @@ def _write_inputs(sweep: Sweep, store: SweepStore) -> None:
         raise BadInputError(
             f"{store.folder} holds a sweep with other settings than the file has now.",
             "Give the sweep another `name`, or remove the folder. Only search.num_trials, "
-            "search.max_concurrent and the budgets may change when a sweep goes on.",
+            "search.max_concurrent, the budgets and wandb may change when a sweep goes on.",
         )
     store.write(CONFIG_FILE, text)
     store.write(VERSIONS_FILE, yaml.safe_dump(dict(versions()), sort_keys=False))
@@ -129,6 +129,7 @@ def _may_continue(old: str, new: str) -> bool:
     for content in contents:
         for key in ("num_trials", "max_concurrent", "max_gpu_hours", "max_hours"):
             content["search"].pop(key, None)
+        content.pop("wandb", None)
     return bool(contents[0] == contents[1])
 
 

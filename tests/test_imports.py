@@ -21,7 +21,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         *("store", "report", "export"),
     ),
     ("verl_bridge",),
-    ("progress", "trial", "tuning", "calibrate", "replay", "sweep"),
+    ("progress", "trial", "tuning", "calibrate", "replay", "sweep", "wandb_process"),
     ("commands", "cli"),
 )
 HEAVY = ("ray", "torch", "verl", "transformers", "optuna", "wandb", "hydra", "pandas")
