@@ -25,7 +25,7 @@ SCHEMA_VERSION = 1
 """Version of a line's fields; a reader refuses any other."""
 
 CONFIG_FILE, VERSIONS_FILE, BEST_FILE = "config.yaml", "versions.yaml", "best.yaml"
-CALIBRATION_FILE = "calibration.json"
+CALIBRATION_FILE, VERIFICATION_FILE = "calibration.json", "verification.json"
 STUDY_FILE, LOCK_FILE, LOG_FOLDER = "study.journal", "sweep.lock", "logs"
 STUDY_NAME_FILE = "study.name"
 
