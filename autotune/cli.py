@@ -27,6 +27,7 @@ from autotune.commands import (
     stop,
     submit,
     sweep,
+    wandb_sync,
 )
 from autotune.errors import AutotuneError, BadInputError, ExitCode
 
@@ -48,6 +49,7 @@ COMMANDS = {
     "resume": resume,
     "fetch": fetch,
     "manifest": manifest,
+    "wandb-sync": wandb_sync,
 }
 """Command -> its module, which has ``SUMMARY``, ``add_arguments(parser)`` and ``run(options)``."""
 

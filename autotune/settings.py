@@ -22,6 +22,7 @@ base job has none."""
 TRAINER_MODES = {"gpu": "sync", "cpu": "cpu_sync"}
 """``resources.device`` -> verl's ``trainer.v1.trainer_mode``: trials measure synchronous steps."""
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
+WANDB_MODES = ("auto", "online", "offline", "disabled")
 SAMPLERS = ("model", "tpe", "gp", "random")
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -162,6 +163,18 @@ class SearchConfig:
 
 
 @dataclass(kw_only=True)
+class WandbConfig:
+    mode: str = "auto"
+    """``online``; ``offline``: written to the sweep's folder, sent later with ``autotune
+    wandb-sync``; ``disabled``; ``auto``: as the variable WANDB_MODE says, else online where there
+    is a key for the server, else offline."""
+    project: str = "verl-autotune"
+    """wandb project of all runs."""
+    entity: str | None = None
+    """User or team that the project belongs to; absent: the key's own."""
+
+
+@dataclass(kw_only=True)
 class SweepConfig:
     name: str
     """Folder of the sweep's records below ``output_dir``; letters, digits, ``.``, ``_`` and
@@ -179,6 +192,8 @@ class SweepConfig:
     calibrate: bool = True
     """Whether links and devices are measured before the first trial (a minute at most; once for
     each cluster)."""
+    wandb: WandbConfig = field(default_factory=WandbConfig)
+    """One wandb run a trial, and one for the sweep."""
     output_dir: str = "sweeps"
     """Folder below which sweeps are kept, relative to the current folder."""
     output_uri: str | None = None
@@ -205,6 +220,9 @@ def check(config: SweepConfig) -> None:
     _check_trial(config.trial)
     check_search(config.search)
     _check_goal(config.objective, config.constraints)
+    _one_of("wandb.mode", config.wandb.mode, WANDB_MODES)
+    if not config.wandb.project.strip():
+        raise BadInputError(f"wandb.project is {config.wandb.project!r}.", "Name a project.")
 
 
 def _check_resources(resources: ResourcesConfig) -> None:

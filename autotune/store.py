@@ -27,7 +27,7 @@ SCHEMA_VERSION = 1
 
 TRIALS_FILE = "trials.jsonl"
 CONFIG_FILE, VERSIONS_FILE, BEST_FILE = "config.yaml", "versions.yaml", "best.yaml"
-CALIBRATION_FILE = "calibration.json"
+CALIBRATION_FILE, VERIFICATION_FILE = "calibration.json", "verification.json"
 STUDY_FILE, LOCK_FILE, LOG_FOLDER = "study.journal", "sweep.lock", "logs"
 STUDY_NAME_FILE = "study.name"
 STOP_FILE = "stop.request"

@@ -141,7 +141,7 @@ def _write_inputs(sweep: Sweep, store: SweepStore) -> None:
         raise BadInputError(
             f"{store.folder} holds a sweep with other settings than the file has now.",
             "Give the sweep another `name`, or remove the folder. Only search.num_trials, "
-            "search.max_concurrent and the budgets may change when a sweep goes on.",
+            "search.max_concurrent, the budgets and wandb may change when a sweep goes on.",
         )
     store.write(CONFIG_FILE, text)
     store.write(VERSIONS_FILE, with_this_run(store.folder / VERSIONS_FILE))
@@ -159,7 +159,7 @@ def identity(config: str) -> dict[str, Any]:
     content: dict[str, Any] = yaml.safe_load(config)
     for key in ("num_trials", "max_concurrent", "max_gpu_hours", "max_hours"):
         content["search"].pop(key, None)
-    for key in ("output_dir", "output_uri"):
+    for key in ("output_dir", "output_uri", "wandb"):
         content.pop(key, None)
     return content
 

@@ -108,7 +108,7 @@ def make_sweep(folder: Path, spec: SweepSpec) -> SweepStore:
             lanes[lane] = datetime.fromisoformat(record.ended_at)
         if spec.with_best and best_feasible(store.read_trials(), THROUGHPUT) is not None:
             store.write(BEST_FILE, "defaults: [ppo_trainer, _self_]\n")
-    (store.folder / LOG_FOLDER).mkdir()
+    (store.folder / LOG_FOLDER).mkdir(exist_ok=True)
     (store.folder / LOG_FOLDER / "trial_0000.log").write_text(LOG)
     return store
 

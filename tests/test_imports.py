@@ -21,7 +21,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         *("store", "report", "export", "mirror", "published", "fetching"),
     ),
     ("verl_bridge",),
-    ("progress", "stop", "trial", "tuning", "calibrate", "replay", "sweep"),
+    ("progress", "stop", "trial", "tuning", "calibrate", "replay", "sweep", "wandb_process"),
     ("submission", "cluster", "kubernetes", "doctor", "plan", "commands", "cli"),
 )
 HEAVY = ("ray", "torch", "verl", "transformers", "optuna", "wandb", "hydra", "pandas")

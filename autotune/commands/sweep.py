@@ -45,25 +45,31 @@ def run(options: argparse.Namespace) -> ExitCode:
 
     from autotune.config import load_sweep
     from autotune.report.answer import answer
+    from autotune.report.page import HTML_FILE, write_report
     from autotune.report.reading import read_sweep
     from autotune.report.summary import summary_text
     from autotune.sweep import run_sweep, store_of
+    from autotune.wandb_process import wandb_process
 
     overrides = list(options.overrides)
     if options.warm_start:
         overrides.append(f"search.warm_start={json.dumps(options.warm_start)}")
     sweep = load_sweep(options.file, overrides)
     print(describe(sweep), flush=True)
-    result = run_sweep(
-        sweep, address=options.address, console=Console(), published_as=options.publish
-    )
-    data = read_sweep(store_of(sweep).folder)
-    print(summary_text(answer(data), data))
-    if sweep.config.objective.trade_off is not None:
-        print(front_text(result.records, sweep.config.objective))
-    if result.stop_reason:
-        print(result.stop_reason)
-    print(f"Records: {data.folder}")
+    folder = store_of(sweep).folder
+    with wandb_process(folder, sweep.config.wandb, print):
+        result = run_sweep(
+            sweep, address=options.address, console=Console(), published_as=options.publish
+        )
+        data = read_sweep(folder)
+        found = answer(data)
+        write_report(folder / HTML_FILE, data, found)
+        print(summary_text(found, data))
+        if sweep.config.objective.trade_off is not None:
+            print(front_text(result.records, sweep.config.objective))
+        if result.stop_reason:
+            print(result.stop_reason)
+        print(f"Records: {folder}\nReport: {folder / HTML_FILE}", flush=True)
     if result.failure:
         print(f"autotune: {result.failure}", file=sys.stderr)
         return ExitCode.FAILED

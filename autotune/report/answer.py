@@ -17,6 +17,8 @@ from autotune.knobs import KnobValue
 from autotune.measure.stats import median
 from autotune.metrics import METRICS
 from autotune.objective import (
+    BASELINE,
+    Constraint,
     StepKind,
     StepRecord,
     TrialRecord,
@@ -29,6 +31,7 @@ from autotune.objective import (
 from autotune.report.reading import SweepData
 from autotune.report.text import duration_s, outcome
 from autotune.store import BEST_FILE
+from autotune.verification import CandidateResult, ConstraintCheck
 
 STEP_KEYS = {"throughput_tokens_per_s_per_gpu": "perf/throughput", "step_s": "timing_s/step"}
 """Objective -> the step metric whose median over measured steps it is."""
@@ -79,6 +82,9 @@ class LimitStatus:
     """The shown trial's value; None when not measured."""
     reason: str
     """Why ``value`` is None; empty otherwise."""
+    low: float | None
+    """Lower end of the value's interval over cold jobs; None unless verified."""
+    high: float | None
     baseline: float | None
     """The baseline's own value: the noise floor of consistency metrics."""
     headroom_ratio: float | None
@@ -148,7 +154,7 @@ class Answer:
 def answer(data: SweepData) -> Answer:
     """Return what a sweep has found so far."""
     objective = data.config.objective.metric
-    winner = best_feasible(data.trials, objective)
+    winner = winner_of(data)
     closest = least_infeasible(data.trials) if winner is None else None
     shown = winner if winner is not None else closest
     limits = _limits(data, shown, winner)
@@ -173,6 +179,13 @@ def answer(data: SweepData) -> Answer:
     )
 
 
+def winner_of(data: SweepData) -> TrialRecord | None:
+    """Return the proven trial with the largest gain, else the best feasible one of the sweep."""
+    if data.verification is not None and data.verification.winner is not None:
+        return data.trial(data.verification.winner)
+    return best_feasible(data.trials, data.config.objective.metric)
+
+
 def production_command(folder: Path) -> str:
     """Return the command that runs a sweep's best setting."""
     return (
@@ -182,11 +195,19 @@ def production_command(folder: Path) -> str:
 
 
 def gain(data: SweepData, winner: TrialRecord | None) -> Gain | None:
-    """Return the winner's gain over the baseline; None where there is nothing to set it against."""
+    """Return a trial's gain over the baseline; None where there is nothing to set it against.
+
+    A verification's word counts before that of the sweep's own jobs.
+    """
+    verified = _verified(data, winner)
+    if verified is not None and verified.gain_ratio is not None:
+        estimate = verified.gain_ratio
+        basis = f"{estimate.num_jobs} pairs of cold jobs, interleaved"
+        return Gain(ratio=estimate.value, low=estimate.low, high=estimate.high, basis=basis)
     objective = data.config.objective.metric
     reference = data.baseline.value(objective) if data.baseline is not None else None
     value = winner.value(objective) if winner is not None else None
-    if winner is None or winner.number == 0 or not reference or not value:
+    if winner is None or winner.number == BASELINE or not reference or not value:
         return None
     better, worse = (value, reference) if is_maximised(objective) else (reference, value)
     interval = step_interval(
@@ -261,7 +282,16 @@ def startup_median_s(trials: Sequence[TrialRecord]) -> float | None:
 def _verdict(data: SweepData, winner: TrialRecord | None) -> Verdict:
     if winner is None:
         return Verdict.NOTHING_FEASIBLE if data.trials else Verdict.NOTHING_FINISHED
-    return Verdict.BASELINE_IS_BEST if winner.number == 0 else Verdict.NOT_VERIFIED
+    if winner.number == BASELINE:
+        return Verdict.BASELINE_IS_BEST
+    verified = _verified(data, winner)
+    return Verdict.NOT_VERIFIED if verified is None else Verdict(verified.decision.value)
+
+
+def _verified(data: SweepData, record: TrialRecord | None) -> CandidateResult | None:
+    if data.verification is None or record is None:
+        return None
+    return data.verification.of(record.number)
 
 
 def _limits(
@@ -270,21 +300,45 @@ def _limits(
     if shown is None or shown.state is not TrialState.COMPLETE:
         return ()
     rivals = _better(data, winner) if winner is not None else data.trials
-    statuses = []
-    for constraint in data.config.constraints:
-        value = shown.value(constraint.metric)
-        statuses.append(
-            LimitStatus(
-                metric=constraint.metric,
-                max=constraint.max,
-                value=value,
-                reason=shown.absent.get(constraint.metric, "") if value is None else "",
-                baseline=data.baseline.value(constraint.metric) if data.baseline else None,
-                headroom_ratio=None if value is None else 1 - value / constraint.max,
-                num_refused=sum(_breaks(record, constraint.metric) for record in rivals),
-            )
+    verified = _verified(data, shown)
+    checks = {check.metric: check for check in verified.constraints} if verified else {}
+    return tuple(
+        _limit(
+            constraint,
+            shown,
+            data.baseline,
+            checks.get(constraint.metric),
+            num_refused=sum(_breaks(record, constraint.metric) for record in rivals),
         )
-    return tuple(statuses)
+        for constraint in data.config.constraints
+    )
+
+
+def _limit(
+    constraint: Constraint,
+    shown: TrialRecord,
+    baseline: TrialRecord | None,
+    check: ConstraintCheck | None,
+    *,
+    num_refused: int,
+) -> LimitStatus:
+    metric = constraint.metric
+    measured = check.measured if check is not None else None
+    value = measured.value if measured is not None else shown.value(metric)
+    floor = check.baseline.value if check is not None and check.baseline is not None else None
+    if floor is None and baseline is not None:
+        floor = baseline.value(metric)
+    return LimitStatus(
+        metric=metric,
+        max=constraint.max,
+        value=value,
+        reason=shown.absent.get(metric, "") if value is None else "",
+        low=measured.low if measured is not None else None,
+        high=measured.high if measured is not None else None,
+        baseline=floor,
+        headroom_ratio=None if value is None else 1 - value / constraint.max,
+        num_refused=num_refused,
+    )
 
 
 def _better(data: SweepData, winner: TrialRecord) -> list[TrialRecord]:

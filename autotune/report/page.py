@@ -5,22 +5,22 @@ in ``page_files`` (Jinja2, everything escaped); plotly.js is inlined, so that a 
 and opens on a machine without network. Without JavaScript all but the charts is there.
 """
 
-import json
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
-
-import yaml
 
 from autotune.config import to_yaml
 from autotune.metrics import METRICS
 from autotune.objective import TrialRecord, TrialState
 from autotune.report import effects
 from autotune.report.answer import Answer, LimitStatus, Verdict, gpu_seconds, startup_median_s
-from autotune.report.figures import MARKS, mark
+from autotune.report.calibration_text import calibration_text
+from autotune.report.drawing import MARKS, mark
 from autotune.report.reading import SweepData
 from autotune.report.summary import CLAIMS, binding_text, gpu_word
 from autotune.report.text import (
@@ -32,7 +32,7 @@ from autotune.report.text import (
     knob_text,
     outcome,
 )
-from autotune.store import redact
+from autotune.store import redact, write_atomic
 
 HTML_FILE = "report.html"
 TONES = {
@@ -68,6 +68,8 @@ class Gauge:
     baseline: str
     room: str
     """Head-room in words."""
+    interval: str
+    """Of the value over cold jobs; empty unless verified."""
     width_percent: float
     tone: str
     is_binding: bool
@@ -94,9 +96,16 @@ def report_page(data: SweepData, answer: Answer) -> str:
     """Return the whole report as the text of an HTML file."""
     from jinja2 import Environment, StrictUndefined
 
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, finalize=_without_secrets
+    )
     template = environment.from_string(_file("page.html"))
-    return redact(template.render(**_context(data, answer)))
+    return template.render(**_context(data, answer))
+
+
+def write_report(path: Path, data: SweepData, answer: Answer) -> None:
+    """Write the report to a file, without the environment's secrets."""
+    write_atomic(path, report_page(data, answer))
 
 
 def _context(data: SweepData, answer: Answer) -> dict[str, Any]:
@@ -123,9 +132,7 @@ def _context(data: SweepData, answer: Answer) -> dict[str, Any]:
         "startup_s": startup_median_s(data.trials),
         "metrics": [METRICS[name] for name in METRICS if _is_held(data, name)],
         "config_text": to_yaml(data.config),
-        "calibration_text": yaml.safe_dump(dict(data.calibration), sort_keys=False)
-        if data.calibration
-        else "",
+        "calibration_text": calibration_text(data.calibration) if data.calibration else "",
         "gpu_word": gpu_word(data),
         "written_at": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         "span": _span(data),
@@ -135,6 +142,7 @@ def _context(data: SweepData, answer: Answer) -> dict[str, Any]:
         "value": format_value,
         "number": format_number,
         "knob": knob_text,
+        "soft": soft,
     }
 
 
@@ -173,10 +181,18 @@ def gauge_of(status: LimitStatus, binding: str | None) -> Gauge:
         limit=format_value(status.metric, status.max),
         baseline=format_value(status.metric, status.baseline),
         room=text,
+        interval=_ends(status),
         width_percent=0.0 if room is None else min(100.0, max(0.0, 100 * (1 - room))),
         tone=tone,
         is_binding=status.metric == binding,
     )
+
+
+def _ends(status: LimitStatus) -> str:
+    if status.low is None or status.high is None:
+        return ""
+    low, high = (format_value(status.metric, end) for end in (status.low, status.high))
+    return f"{low} to {high}"
 
 
 def row_of(record: TrialRecord, answer: Answer, data: SweepData) -> Row:
@@ -217,7 +233,7 @@ def failures_of(trials: Sequence[TrialRecord]) -> list[tuple[str, str, int, list
 
 def figures_of(data: SweepData, answer: Answer) -> dict[str, Any]:
     """Return name -> figure as JSON that may stand in a script element; None: nothing to draw."""
-    from autotune.report import figures
+    from autotune.report import effect_figures, figures
 
     records = effects.completed(data.trials, answer.objective)
     importances = effects.importances(records, answer.objective)
@@ -230,12 +246,11 @@ def figures_of(data: SweepData, answer: Answer) -> dict[str, Any]:
         "steps": figures.steps_figure(data, answer),
         "phases": figures.phases_figure(answer),
         "timeline": figures.timeline_figure(data),
-        "importance": figures.importance_figure(importances),
-        "slices": figures.slices_figure(data, answer, records, slices),
+        "importance": effect_figures.importance_figure(importances),
+        "slices": effect_figures.slices_figure(data, answer, records, slices),
     }
-    drawn |= {
-        f"pair{index}": figures.pair_figure(pair, answer.unit) for index, pair in enumerate(pairs)
-    }
+    for index, pair in enumerate(pairs):
+        drawn[f"pair{index}"] = effect_figures.pair_figure(pair, answer.unit)
     return {name: None if figure is None else _embedded(figure) for name, figure in drawn.items()}
 
 
@@ -244,6 +259,13 @@ def trial_name(answer: Answer, record: TrialRecord | None) -> str:
     if record is None:
         return "no trial"
     return "the baseline" if record.number == 0 else f"trial {record.number}"
+
+
+def soft(name: str) -> Any:
+    """Return a name that may break after its underscores and dots."""
+    from markupsafe import Markup, escape
+
+    return Markup(re.sub(r"([_.])", r"\1<wbr>", str(escape(name))))
 
 
 def _role(record: TrialRecord, answer: Answer) -> str:
@@ -286,8 +308,14 @@ def _is_held(data: SweepData, metric: str) -> bool:
 
 def _embedded(figure: Any) -> Any:
     """Return a figure's JSON; no text of a record can end the script element around it."""
-    plain = json.loads(figure.to_json())
-    return _raw(json.dumps(plain, separators=(",", ":")).replace("<", "\\u003c"))
+    return _raw(redact(figure.to_json()).replace("<", "\\u003c"))
+
+
+def _without_secrets(value: Any) -> Any:
+    """Mask secrets before a text is escaped; what is ready for the page passes."""
+    from markupsafe import Markup
+
+    return redact(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _raw(text: str) -> Any:

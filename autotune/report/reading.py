@@ -10,18 +10,25 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from autotune.config import load_config
-from autotune.errors import BadInputError
+from autotune.errors import BadInputError, SweepError
 from autotune.knobs import KnobValue
+from autotune.models.calibration_record import CalibrationRecord, read_record
 from autotune.objective import StepRecord, TrialRecord
 from autotune.settings import SweepConfig
-from autotune.store import BEST_FILE, CONFIG_FILE, LOG_FOLDER, VERSIONS_FILE, SweepStore
-
-CALIBRATION_FILE = "calibration.json"
+from autotune.store import (
+    BEST_FILE,
+    CALIBRATION_FILE,
+    CONFIG_FILE,
+    LOG_FOLDER,
+    VERIFICATION_FILE,
+    VERSIONS_FILE,
+    SweepStore,
+)
+from autotune.verification import Verification
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +46,10 @@ class SweepData:
     is_running: bool
     """Whether a process on this machine holds the sweep's lock."""
     has_best_file: bool
-    calibration: Mapping[str, Any] | None
+    calibration: CalibrationRecord | None
     """What was measured on the cluster's links and devices."""
+    verification: Verification | None
+    """What cold, interleaved jobs of the baseline and the best settings found."""
 
     @property
     def baseline(self) -> TrialRecord | None:
@@ -102,6 +111,7 @@ def read_sweep(folder: Path | str) -> SweepData:
     store = SweepStore(path)
     versions = path / VERSIONS_FILE
     calibration = path / CALIBRATION_FILE
+    verification = path / VERIFICATION_FILE
     return SweepData(
         folder=path,
         config=load_config(path / CONFIG_FILE),
@@ -110,7 +120,8 @@ def read_sweep(folder: Path | str) -> SweepData:
         steps=store.read_all_steps(),
         is_running=store.is_locked(),
         has_best_file=(path / BEST_FILE).exists(),
-        calibration=json.loads(calibration.read_text()) if calibration.exists() else None,
+        calibration=read_record(calibration) if calibration.exists() else None,
+        verification=_read_verification(verification) if verification.exists() else None,
     )
 
 
@@ -126,6 +137,15 @@ def find_sweeps(folder: Path) -> list[Path]:
 def _of_last_run(runs: str) -> dict[str, str]:
     versions: dict[str, str] = yaml.safe_load(runs)[-1]["versions"]
     return versions
+
+
+def _read_verification(path: Path) -> Verification:
+    try:
+        return Verification.from_dict(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError, KeyError) as error:
+        raise SweepError(
+            f"{path} cannot be read: {error}.", "Remove it, and verify the sweep again."
+        ) from error
 
 
 def _sweeps_nearby(path: Path) -> str:

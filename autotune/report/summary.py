@@ -70,6 +70,9 @@ def limit_text(limit: LimitStatus) -> str:
     room = f"head-room {100 * limit.headroom_ratio:.0f} %"
     state = "BROKEN" if limit.headroom_ratio < 0 else room
     value = format_value(limit.metric, limit.value)
+    if limit.low is not None and limit.high is not None:
+        low, high = (format_value(limit.metric, end) for end in (limit.low, limit.high))
+        value += f" ({low} to {high})"
     floor = format_value(limit.metric, limit.baseline)
     return f"{limit.metric}: {value} of {bound}, {state}; baseline {floor}"
 

@@ -105,5 +105,6 @@ def sweep_data(
         "is_running": False,
         "has_best_file": True,
         "calibration": None,
+        "verification": None,
     }
     return SweepData(**{**values, **changes})

@@ -20,14 +20,20 @@ if (table) {
     return sign * (numbers[0] - numbers[1]);
   };
 
-  heads.forEach((head, column) => head.addEventListener("click", () => {
+  const sortBy = (head, column) => {
     const ascending = head.getAttribute("aria-sort") !== "ascending";
     heads.forEach((other) => other.removeAttribute("aria-sort"));
     head.setAttribute("aria-sort", ascending ? "ascending" : "descending");
     const key = (row) => row.cells[column].dataset.sort;
     const rows = [...body.rows].sort((a, b) => compare(key(a), key(b), ascending ? 1 : -1));
     body.append(...rows);
-  }));
+  };
+  heads.forEach((head, column) => {
+    head.addEventListener("click", () => sortBy(head, column));
+    head.addEventListener("keydown", (event) => {
+      if (event.key === "Enter") sortBy(head, column);
+    });
+  });
 
   const count = document.getElementById("count");
   document.getElementById("filter").addEventListener("input", (event) => {
