@@ -129,7 +129,8 @@ _DEFAULT_SEED = torch.default_generator.initial_seed()
 def _scoring_phase(batch: Any) -> str:
     """With LoRA the actor without its adapter is the reference (trainer_base.py
     ``_compute_ref_log_prob``)."""
-    return "ref" if batch.extra_info.get("no_lora_adapter") else "old_log_prob"
+    extra_info = getattr(batch, "extra_info", {})
+    return "ref" if extra_info.get("no_lora_adapter") else "old_log_prob"
 
 
 class TrialActorRolloutRefWorker(GlooActorRolloutRefWorker):

@@ -15,7 +15,9 @@ def test_the_log_holds_no_secret_of_the_environment(
     log = tmp_path / "logs" / "trial_0000.log"
     process = VerlProcess(address="none", placement_group_id="00", log_path=log)
     process.submit(
-        JobRequest(config_name="no_hunter22", overrides=[], device="cpu", profiled_steps=[])
+        JobRequest(
+            config_name="no_hunter22", overrides=[], device="cpu", profiled_steps=[], probes=False
+        )
     )
     event = process.next_event(60)
     while process.next_event(60) is None:
