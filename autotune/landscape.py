@@ -197,7 +197,7 @@ class LandscapeSpace:
 
 def key_of(setting: Mapping[str, KnobValue]) -> Hashable:
     """Return an identity of a setting."""
-    return tuple(sorted(setting.items()))
+    return frozenset(setting.items())
 
 
 def read_landscape(path: Path) -> Landscape:

@@ -126,11 +126,12 @@ class MemoryModel:
             chance = np.full(len(batch.settings), 0.5 if self._failed else 1.0)
         else:
             chance = np.asarray(ndtr((1 - predicted[0]) / predicted[1]))
+        codes = self._order.codes(batch.settings)
         for trial in self._fitting:
-            at_most = self._order.at_least([trial.setting], batch.settings)
+            at_most = self._order.compare(self._order.codes([trial.setting]), codes)
             chance = np.where(at_most, np.maximum(chance, _CERTAIN), chance)
         for trial in self._failed:
-            at_least = self._order.at_least(batch.settings, [trial.setting])
+            at_least = self._order.compare(codes, self._order.codes([trial.setting]))
             chance = np.where(at_least, np.minimum(chance, 1 - _CERTAIN), chance)
         return chance
 
@@ -183,13 +184,14 @@ class MemoryModel:
     def _gathered(self, settings: Sequence[Setting]) -> _Part:
         """Parameters of the units that are there at once: the bucket times one more than the
         depth."""
-        column = [
-            float(setting[_PER_UNIT])
-            * (1 + max(float(setting.get(depth, 0)) for depth in _DEPTHS))
-            / self._device_bytes
-            for setting in settings
+        depths = [
+            np.array([float(setting[name]) for setting in settings])
+            for name in _DEPTHS
+            if name in self._baseline
         ]
-        return _Part(column=np.array(column), size=1.0, spread=1.0)
+        bucket = np.array([float(setting[_PER_UNIT]) for setting in settings])
+        column = bucket * (1 + np.max(depths, axis=0, initial=0.0)) / self._device_bytes
+        return _Part(column=column, size=1.0, spread=1.0)
 
     def _unshared(self, settings: Sequence[Setting]) -> _Part:
         """Activations that are kept because nothing recomputes them, in micro-batches."""
@@ -212,19 +214,30 @@ class MemoryOrder:
 
     def __init__(self, knobs: Iterable[str]) -> None:
         self._knobs = tuple(knobs)
+        self._is_ordered = np.array(
+            [name in MORE_WHEN_LARGER or name in LESS_WHEN_LARGER for name in self._knobs]
+        )
+        self._ids: dict[KnobValue, float] = {}
 
     def at_least(self, settings: Sequence[Setting], others: Sequence[Setting]) -> NDArray[np.bool_]:
         """Compare settings one by one; a sequence of one is compared with all of the other."""
-        answer = np.ones(max(len(settings), len(others)), dtype=bool)
-        for name in self._knobs:
-            own, other = (np.array([s[name] for s in side]) for side in (settings, others))
-            if name in MORE_WHEN_LARGER:
-                answer &= own >= other
-            elif name in LESS_WHEN_LARGER:
-                answer &= own <= other
-            else:
-                answer &= own == other
-        return answer
+        return self.compare(self.codes(settings), self.codes(others))
+
+    def compare(self, own: Array, other: Array) -> NDArray[np.bool_]:
+        """Compare rows of :meth:`codes` as :meth:`at_least` compares settings."""
+        kept = np.where(self._is_ordered, own >= other, own == other)
+        return np.asarray(kept.all(axis=1))
+
+    def codes(self, settings: Sequence[Setting]) -> Array:
+        """Return one row a setting: numbers that grow with memory, or stand for a value."""
+        columns = [self._column(name, [s[name] for s in settings]) for name in self._knobs]
+        return np.stack(columns, axis=1)
+
+    def _column(self, name: str, values: Sequence[KnobValue]) -> Array:
+        if name in MORE_WHEN_LARGER or name in LESS_WHEN_LARGER:
+            sign = 1.0 if name in MORE_WHEN_LARGER else -1.0
+            return sign * np.array(values, dtype=float)
+        return np.array([self._ids.setdefault(value, len(self._ids)) for value in values], float)
 
 
 def device_bytes(evidence: Sequence[Evidence]) -> float:
