@@ -179,8 +179,11 @@ class LandscapeSpace:
         left = [setting for setting in self._settings if key_of(setting) not in exclude]
         return dict(left[int(rng.integers(len(left)))]) if left else None
 
+    def is_small(self, limit: int) -> bool:
+        return len(self._settings) <= limit
+
     def candidates(self, rng: np.random.Generator, limit: int) -> list[Setting]:
-        if len(self._settings) <= limit:
+        if self.is_small(limit):
             return self._settings
         chosen = rng.choice(len(self._settings), size=limit, replace=False)
         return [self._settings[index] for index in chosen]

@@ -42,7 +42,8 @@ _NUM_DRAWS = {"tpe": 50, "gp": 3}
 """Draws from a sampler before the nearest valid setting is taken; a Gaussian process is slow and
 insists on its optimum."""
 _NUM_NEIGHBOURS = 50
-"""Random valid settings of which the one nearest to the sampler's wish is taken."""
+"""Random valid settings of which the one nearest to the sampler's wish is taken, or from which the
+best settings' neighbours take their values."""
 _FITS = 0.9
 """Probability of fitting into memory that a drawn setting must have."""
 _NUM_SPREAD = 64
@@ -63,6 +64,8 @@ class SearchSpace(Protocol):
     def random_valid(
         self, rng: np.random.Generator, exclude: Collection[Hashable]
     ) -> Setting | None: ...
+
+    def is_small(self, limit: int) -> bool: ...
 
     def candidates(self, rng: np.random.Generator, limit: int) -> list[Setting]: ...
 
@@ -171,20 +174,25 @@ class FeasibleSampler(BaseSampler):
         )
 
     def candidates(self, study: Study, seed: int) -> list[Setting]:
-        """Return valid settings that were not asked; all of them in a small space."""
+        """Return valid settings that were not asked: all of them in a small space, else random ones
+        and neighbours of the best ones known."""
         asked = self.asked(study)
         rng = np.random.default_rng([self._settings.seed, seed])
         drawn = self._space.candidates(rng, MAX_CANDIDATES)
-        best = self._best_known(study)
-        near = [self._space.snap({**best, **{name: other[name]}}) for other in drawn[:32]
-                for name in other] if len(drawn) == MAX_CANDIDATES and best else []
         found = {self._space.key(setting): setting for setting in drawn}
-        found |= {self._space.key(s): s for s in near if self._space.is_valid(s)}
+        if not self._space.is_small(MAX_CANDIDATES):
+            found |= {self._space.key(near): near for near in self._neighbours(study, drawn)}
         return [setting for key, setting in found.items() if key not in asked]
 
-    def _best_known(self, study: Study) -> Setting | None:
-        contenders = self.promise(study).contenders()
-        return dict(contenders[0]) if contenders else None
+    def _neighbours(self, study: Study, drawn: Sequence[Setting]) -> list[Setting]:
+        """Return valid settings that differ from a contender in one knob, with others' values."""
+        near = [
+            self._space.snap({**best, name: other[name]})
+            for best in self.promise(study).contenders()
+            for other in drawn[:_NUM_NEIGHBOURS]
+            for name in other
+        ]
+        return [setting for setting in near if self._space.is_valid(setting)]
 
     def _choose(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
@@ -224,8 +232,11 @@ class FeasibleSampler(BaseSampler):
         likely = np.flatnonzero(fits >= min(_FITS, fits.max()))
         chosen = rng.choice(likely, size=min(_NUM_SPREAD, len(likely)), replace=False)
         points = self._encoder.batch([candidates[index] for index in chosen]).points
-        known = [t.user_attrs[SETTING] for t in study.get_trials(deepcopy=False)
-                 if SETTING in t.user_attrs and t.number != trial.number]
+        known = [
+            other.user_attrs[SETTING]
+            for other in study.get_trials(deepcopy=False)
+            if SETTING in other.user_attrs and other.number != trial.number
+        ]
         others = self._encoder.batch(known).points
         distances = np.abs(points[:, None, :] - others[None, :, :]).sum(axis=2).min(axis=1)
         return candidates[int(chosen[np.argmax(distances)])]

@@ -179,10 +179,14 @@ class Space:
         left = [setting for setting in self.iter_valid() if self.key(setting) not in exclude]
         return left[int(rng.integers(len(left)))] if left else None
 
+    def is_small(self, limit: int) -> bool:
+        """Say whether there are at most ``limit`` settings, valid or not."""
+        return self._size(self._order, default=limit + 1) <= limit
+
     def candidates(self, rng: np.random.Generator, limit: int) -> list[Setting]:
         """Return valid settings to choose from: all of them where there are at most ``limit``
         settings, valid or not, else distinct random ones."""
-        if self._size(self._order, default=limit + 1) <= limit:
+        if self.is_small(limit):
             if self._valid is None:
                 self._valid = list(self.iter_valid())
             return list(self._valid)

@@ -385,3 +385,26 @@ def test_a_condition_that_cannot_be_is_refused(knobs: dict[str, Any], message: s
 def test_different_values_in_the_base_job_are_refused() -> None:
     with pytest.raises(BadInputError, match=f"{SCORING}: the base job has different values"):
         make_space(f"{REF}.log_prob_micro_batch_size_per_gpu=8", **{SCORING: [2]})
+
+
+def test_the_candidates_of_a_small_space_are_all_its_valid_settings() -> None:
+    space = micro_batches()
+    found = space.candidates(np.random.default_rng(0), limit=100)
+    assert [space.key(setting) for setting in found] == [
+        space.key(setting) for setting in space.iter_valid()
+    ]
+
+
+def test_the_candidates_of_a_large_space_are_different_valid_settings() -> None:
+    space = make_space(**{MICRO: {"low": 1, "high": 16}, "clip_ratio": {"low": 0.1, "high": 0.3}})
+    assert not space.is_small(limit=50)
+    found = space.candidates(np.random.default_rng(0), limit=50)
+    assert 1 < len({space.key(setting) for setting in found}) == len(found) < 50
+    assert all(space.is_valid(setting) for setting in found)
+
+
+def test_integers_over_a_wide_range_are_drawn_as_real_numbers() -> None:
+    wide = make_space(**{DYNAMIC: [True], TOKENS: {"low": 96, "high": 1_000_000}})
+    assert isinstance(wide.distributions()[TOKENS], FloatDistribution)
+    setting = wide.snap({DYNAMIC: True, TOKENS: 1234.4})
+    assert setting[TOKENS] == 1234 and isinstance(setting[TOKENS], int)
