@@ -18,6 +18,9 @@ from autotune.models.calibration import Calibration
 OVERLAP = "wrap_policy.overlap"
 """Key of the settings below an FSDP engine's configuration."""
 
+TIMES = ("min_overlap_time_s", "overlap_threshold")
+"""Settings that need a calibration."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverlapSettings:
@@ -79,12 +82,12 @@ class OverlapSettings:
             if name != "calibration"
         }
         for name, value in values.items():
-            if name not in _FLOATS and not value.is_integer():
+            if name not in TIMES and not value.is_integer():
                 raise BadInputError(f"{key}.{name} is {value:g}.", "It must be an integer.")
         calibration = data.get("calibration")
         return cls(
             **{
-                name: value if name in _FLOATS else int(value)  # type: ignore[arg-type]
+                name: value if name in TIMES else int(value)  # type: ignore[arg-type]
                 for name, value in values.items()
             },
             calibration=None
@@ -100,16 +103,13 @@ class OverlapSettings:
         Raises:
             BadInputError: A time is set and ``calibration`` is not.
         """
-        for name in sorted(_FLOATS):
+        for name in TIMES:
             if getattr(self, name) and self.calibration is None:
                 raise BadInputError(
                     f"{OVERLAP}.{name} is {getattr(self, name):g}, but there is no "
                     f"{OVERLAP}.calibration.",
                     "Times can be planned only from a calibration: autotune calibrate measures it.",
                 )
-
-
-_FLOATS = frozenset({"min_overlap_time_s", "overlap_threshold"})
 
 
 def _number(value: object, key: str) -> float:

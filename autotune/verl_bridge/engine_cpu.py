@@ -1,9 +1,9 @@
 """verl's FSDP engines for the device ``cpu``; verl registers its own for cuda and npu only.
 
-Runs in verl's training workers. Two things differ from the accelerator's engines: the reference is
-not wrapped with a pinned CPU-offload policy (pinning needs an accelerator, and the parameters are
-on the CPU already), and the critic is built with the job's own attention implementation (verl
-hard-codes flash attention for it).
+Runs in verl's training workers. Overlap plans apply as on an accelerator. Two things differ: the
+reference is not wrapped with a pinned CPU-offload policy (pinning needs an accelerator, and the
+parameters are on the CPU already), and the critic is built with the job's own attention
+implementation (verl hard-codes flash attention for it).
 """
 
 import dataclasses
@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
+
+from autotune.verl_bridge.engine import PlannedWrapping
 
 
 class _NoPinnedOffload:
@@ -31,12 +33,12 @@ class _NoPinnedOffload:
 
 
 @EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device="cpu")
-class CPUFSDPEngineWithLMHead(_NoPinnedOffload, FSDPEngineWithLMHead):
+class CPUFSDPEngineWithLMHead(PlannedWrapping, _NoPinnedOffload, FSDPEngineWithLMHead):
     """Actor and reference."""
 
 
 @EngineRegistry.register(model_type="value_model", backend=["fsdp", "fsdp2"], device="cpu")
-class CPUFSDPEngineWithValueHead(_NoPinnedOffload, FSDPEngineWithValueHead):
+class CPUFSDPEngineWithValueHead(PlannedWrapping, _NoPinnedOffload, FSDPEngineWithValueHead):
     """Critic."""
 
     def _build_module(self) -> torch.nn.Module:

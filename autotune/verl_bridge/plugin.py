@@ -5,8 +5,9 @@ the verl module that it belongs to (a post-import hook), because a process that 
 should not pay for importing one. verl logs a plug-in that fails to load at DEBUG only;
 :func:`missing_registrations` asks verl's registries afterwards.
 
-Registered here: the platform ``cpu``, FSDP engines for it, the rollout ``hf``, the trainer mode
-``cpu_sync``. None of them changes what verl does on an accelerator.
+Registered here: FSDP engines that follow an overlap plan where the job asks for one, the platform
+``cpu`` with engines of its own, the rollout ``hf``, the trainer mode ``cpu_sync``. A job that names
+none of them runs as without this package.
 """
 
 import importlib
@@ -31,6 +32,7 @@ def _load_rollout_replica() -> type:
 
 @wrapt.when_imported("verl.workers.engine.fsdp.transformer_impl")
 def _register_engines(_module: object) -> None:
+    importlib.import_module("autotune.verl_bridge.engine")
     importlib.import_module("autotune.verl_bridge.engine_cpu")
 
 
@@ -66,17 +68,18 @@ def missing_registrations(device: str) -> list[str]:
     from verl.workers.engine import EngineRegistry
     from verl.workers.rollout.replica import RolloutReplicaRegistry
 
-    if device != "cpu":
-        return []
     missing = []
+    key = "cpu" if device == "cpu" else ("cuda", "nvidia")
+    for model_type in ("language_model", "value_model"):
+        if key not in EngineRegistry._engines.get(model_type, {}).get("fsdp2", {}):
+            missing.append(f"engine {model_type}/fsdp2/{device}")
+    if device != "cpu":
+        return missing
     if (
         PlatformRegistry.get("cpu") is not platform_cpu.PlatformCPU
         or get_platform().device_name != "cpu"
     ):
         missing.append("platform cpu")
-    for model_type in ("language_model", "value_model"):
-        if "cpu" not in EngineRegistry._engines.get(model_type, {}).get("fsdp2", {}):
-            missing.append(f"engine {model_type}/fsdp2/cpu")
     if ROLLOUT_NAME not in RolloutReplicaRegistry._registry:
         missing.append(f"rollout {ROLLOUT_NAME}")
     return missing
