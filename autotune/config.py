@@ -19,6 +19,7 @@ from autotune.redaction import written_secrets
 from autotune.settings import DEVICES, TRAINER_MODES, ResourcesConfig, SweepConfig, check
 from autotune.space import Space, SpaceSummary
 from autotune.verl_bridge import job
+from autotune.verl_bridge.overlap_rules import overlap_rules, plugin_overrides
 from autotune.verl_bridge.overrides import (
     compose_base,
     format_override,
@@ -67,7 +68,7 @@ def load_sweep(
     config = load_config(path, overrides)
     base_overrides, base_config = _compose_base_job(config, is_elsewhere=is_elsewhere)
     base_leaves = leaves(base_config)
-    rules = job_rules(base_leaves)
+    rules = (*job_rules(base_leaves), *overlap_rules(base_leaves))
     _check_base_job(base_leaves, rules)
     space = Space(_domains(config), base_leaves, rules, sources(base_config))
     summary = space.summary()
@@ -121,7 +122,8 @@ def _refuse_secrets(overrides: Sequence[str]) -> None:
 def _compose_base_job(
     config: SweepConfig, *, is_elsewhere: bool
 ) -> tuple[tuple[str, ...], DictConfig]:
-    """Return the overrides, those that resources and paths add included, and the composed job."""
+    """Return the overrides, those that resources, paths and plans add included, and the composed
+    job."""
     given = config.base.overrides
     composed = compose_base(config.base.config_name, given)
     base_leaves = leaves(composed)
@@ -132,6 +134,7 @@ def _compose_base_job(
         relative_files(base_leaves, Path.cwd())
     else:
         added |= absolute_paths(base_leaves, Path.cwd())
+    added |= plugin_overrides(config.knobs, base_leaves)
     if not added:
         return tuple(given), composed
     complete = [*given, *(format_override(key, value) for key, value in added.items())]

@@ -1,9 +1,9 @@
 """The catalogue of knobs: what a sweep may turn, its legal values, the verl keys that it writes.
 
 Runs in the driver. A knob bears its verl key, shortened only while it stays unique; the rollout's
-bear ``rollout_``. Only keys that verl 0.9.1 really reads are here, each with the place that reads
-it, and a knob that this job's engine would ignore is refused: keys of roles that a job lacks are
-left out, and ``requires`` says when the rest act.
+bear ``rollout_``. Only keys that verl 0.9.1 or this package's engines really read are here, each
+with the place that reads it, and a knob that this job's engine would ignore is refused: keys of
+roles that a job lacks are left out, and ``requires`` says when the rest act.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,6 +13,7 @@ from enum import Enum
 from autotune.errors import BadInputError
 from autotune.verl_bridge import job
 from autotune.verl_bridge.job import ACTOR, MODEL, REF, ROLLOUT, Leaves
+from autotune.verl_bridge.overlap_rules import overlap_keys
 from autotune.verl_bridge.rules import CRITIC_TOKENS_DEFAULT
 
 KnobValue = bool | int | float | str
@@ -189,6 +190,7 @@ _NO_OFFLOAD_POLICY = _one_of(f"{ACTOR}.fsdp_config.offload_policy", False)
 _UNFUSED = _one_of(f"{MODEL}.use_fused_kernels", False)
 _VLLM = _one_of(f"{ROLLOUT}.name", "vllm")
 _VLLM_SGLANG = _one_of(f"{ROLLOUT}.name", "vllm", "sglang")
+_RESHARDS = _one_of(f"{ACTOR}.fsdp_config.reshard_after_forward", True)
 _ANY_ROLLOUT = _one_of(f"{ROLLOUT}.name", "vllm", "sglang", "hf")
 _UPDATE_ENTROPY = Requirement(
     f"the update computes the entropy ({ACTOR}.calculate_entropy, or {ACTOR}.entropy_coeff above "
@@ -205,6 +207,13 @@ _CRITIC_BY_TOKENS = Requirement(
     "critic.fsdp.use_dynamic_bsz is not false",
     ("critic.fsdp.use_dynamic_bsz",),
     lambda leaves: leaves.get("critic.fsdp.use_dynamic_bsz", True) is not False,
+)
+
+
+_SHARDED = Requirement(
+    "the parameters are sharded over more than one rank",
+    (f"{ACTOR}.fsdp_config.fsdp_size", "trainer.n_gpus_per_node", "trainer.nnodes"),
+    lambda leaves: _read_shard_size(leaves, f"{ACTOR}.fsdp_config.fsdp_size") != 1,
 )
 
 
@@ -475,6 +484,70 @@ _ENGINE_KNOBS = (
     ),
 )
 
+# Read by verl_bridge/engine.py when an engine is built. 0 is verl's own behaviour.
+_OVERLAP_KNOBS = (
+    Knob(
+        name="bucket_size",
+        kind=int,
+        meaning="Consecutive layers share one all-gather and one reduce-scatter until their "
+        "gathered parameters reach this size; 0: every layer has its own.",
+        unit="bytes",
+        keys=overlap_keys("bucket_size"),
+        low=0,
+        absent=0,
+        transition=Transition.ENGINE,
+        requires=(_FSDP2, _SHARDED),
+    ),
+    Knob(
+        name="min_overlap_time_s",
+        kind=float,
+        meaning="Layers share their collectives until they compute at least this long in forward; "
+        "0: no such condition.",
+        unit="s",
+        keys=overlap_keys("min_overlap_time_s"),
+        low=0.0,
+        absent=0.0,
+        transition=Transition.ENGINE,
+        requires=(_FSDP2, _SHARDED),
+    ),
+    Knob(
+        name="overlap_threshold",
+        kind=float,
+        meaning="Units are gathered as far ahead as keeps communication below this share of the "
+        "computation that hides it; 0: depths are not derived.",
+        unit="ratio",
+        keys=overlap_keys("overlap_threshold"),
+        low=0.0,
+        absent=0.0,
+        transition=Transition.ENGINE,
+        requires=(_FSDP2, _SHARDED),
+    ),
+    Knob(
+        name="forward_prefetch_depth",
+        kind=int,
+        meaning="Units whose parameters are gathered ahead in forward; 0: as overlap_threshold "
+        "says, or FSDP2 by itself.",
+        unit="units",
+        keys=overlap_keys("forward_prefetch_depth"),
+        low=0,
+        absent=0,
+        transition=Transition.ENGINE,
+        requires=(_FSDP2, _SHARDED),
+    ),
+    Knob(
+        name="backward_prefetch_depth",
+        kind=int,
+        meaning="Units whose parameters are gathered ahead in backward; 0: as overlap_threshold "
+        "says, or FSDP2 by itself, which is one.",
+        unit="units",
+        keys=overlap_keys("backward_prefetch_depth", (ACTOR, "critic")),
+        low=0,
+        absent=0,
+        transition=Transition.ENGINE,
+        requires=(_FSDP2, _SHARDED, _RESHARDS),
+    ),
+)
+
 # Read by verl/workers/rollout/vllm_rollout/vllm_async_server.py (vllm),
 # sglang_rollout/async_sglang_server.py (sglang), and by this package's transformers rollout (hf).
 _ROLLOUT_KNOBS = (
@@ -611,6 +684,13 @@ _ALGORITHM_KNOBS = (
 )
 
 KNOBS: Mapping[str, Knob] = {
-    knob.name: knob for knob in (*_BATCH_KNOBS, *_ENGINE_KNOBS, *_ROLLOUT_KNOBS, *_ALGORITHM_KNOBS)
+    knob.name: knob
+    for knob in (
+        *_BATCH_KNOBS,
+        *_ENGINE_KNOBS,
+        *_OVERLAP_KNOBS,
+        *_ROLLOUT_KNOBS,
+        *_ALGORITHM_KNOBS,
+    )
 }
 """Every knob by its name."""

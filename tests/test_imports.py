@@ -15,6 +15,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         *("trial_metrics", "measure", "models", "landscape"),
         *("verification", "comparison", "launch_script", "placement"),
         *(f"verl_bridge.{name}" for name in ("job", "overrides", "paths", "rules", "schema")),
+        "verl_bridge.overlap_rules",
     ),
     (
         *("sampler", "study", "budget", "early_stop", "search", "warm_start"),
