@@ -7,6 +7,7 @@ bookkeeping has to survive.
 """
 
 import contextlib
+import dataclasses
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from autotune.config import Sweep, to_yaml
 from autotune.errors import BadInputError, SweepError
 from autotune.export import best_yaml
 from autotune.mirror import mirrored, restore
+from autotune.models.calibration_record import CalibrationRecord
+from autotune.models.overlap_settings import TIMES
 from autotune.objective import TrialRecord, best_feasible, timestamp
 from autotune.published import publish
 from autotune.report.calibration_text import calibration_line
@@ -35,7 +38,8 @@ from autotune.store import (
     SweepStore,
 )
 from autotune.tuning import cluster, run_tuner, trials_of
-from autotune.verl_bridge.overrides import leaves
+from autotune.verl_bridge.overlap_rules import calibration_overrides, overlap_keys
+from autotune.verl_bridge.overrides import compose_base, leaves
 
 PACKAGES = ("verl-autotune", "verl", "torch", "ray", "optuna", "transformers", "vllm")
 
@@ -105,7 +109,7 @@ def run_sweep(
         with cluster(sweep, address):
             if published_as is not None:
                 publish(store.folder, published_as)
-            calibrate_sweep(sweep, store, console)
+            sweep = with_calibration(sweep, calibrate_sweep(sweep, store, console))
             result = _tune(sweep, store, console)
         baseline = next((record for record in result.records if record.number == 0), None)
         if result.best is not None and baseline is not None:
@@ -123,15 +127,41 @@ def circumstances_of(sweep: Sweep) -> dict[str, dict[str, Any]]:
     return circumstances(sweep, accelerators=kinds, versions=versions())
 
 
-def calibrate_sweep(sweep: Sweep, store: SweepStore, console: Any) -> None:
+def calibrate_sweep(sweep: Sweep, store: SweepStore, console: Any) -> CalibrationRecord | None:
     """Measure the cluster unless that is done or switched off; a failure is said, never fatal."""
     if not sweep.config.calibrate:
-        return
+        return None
+    record = None
     try:
-        line = calibration_line(calibration_of(sweep, store, console))
+        record = calibration_of(sweep, store, console)
+        line = calibration_line(record)
     except SweepError as error:
         line = f"{error} The sweep goes on without it."
     console.print(line, markup=False, highlight=False)
+    return record
+
+
+def with_calibration(sweep: Sweep, record: CalibrationRecord | None) -> Sweep:
+    """Return the sweep with its cluster's calibration in the base job, where its plans need one.
+
+    Raises:
+        SweepError: They need one and there is none.
+    """
+    base_leaves = leaves(sweep.base_config)
+    needed = [name for name in TIMES if name in sweep.space.knobs]
+    needed += [name for name in TIMES if any(base_leaves.get(key) for key in overlap_keys(name))]
+    if not needed:
+        return sweep
+    if record is None:
+        raise SweepError(
+            f"{needed[0]} is a time, and this cluster was not calibrated.",
+            "Set calibrate: true in the sweep file, or leave "
+            f"{' and '.join(dict.fromkeys(needed))} out.",
+        )
+    added = calibration_overrides(record.constants, base_leaves)
+    base_overrides = (*sweep.base_overrides, *added)
+    base_config = compose_base(sweep.config.base.config_name, base_overrides)
+    return dataclasses.replace(sweep, base_overrides=base_overrides, base_config=base_config)
 
 
 def _write_inputs(sweep: Sweep, store: SweepStore) -> None:
