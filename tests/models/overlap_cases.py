@@ -10,8 +10,10 @@ from autotune.models.overlap_plan import Layer, Work
 MB = 1_000_000
 
 
-def calibration(*, gather_bytes_per_s: float = 1e9, launch_overhead_s: float = 0.0) -> Calibration:
-    cost = CollectiveCost(latency_s=0.0, bandwidth_bytes_per_s=gather_bytes_per_s)
+def calibration(
+    *, gather_bytes_per_s: float = 1e9, latency_s: float = 0.0, launch_overhead_s: float = 0.0
+) -> Calibration:
+    cost = CollectiveCost(latency_s=latency_s, bandwidth_bytes_per_s=gather_bytes_per_s)
     return Calibration(
         world_size=2,
         all_gather=cost,
