@@ -94,7 +94,10 @@ def test_a_sweep_is_submitted_once_watched_stopped_resumed_and_fetched(laptop: L
     assert "was submitted before" in laptop.submit()
     laptop.wait(lambda: "1 of 30 trials" in laptop.run("status", "sweep.yaml"))
     assert ": running" in laptop.run("status", "sweep.yaml")
-    assert "driver: running" in laptop.run("logs", "sweep.yaml")
+    log = laptop.run("logs", "sweep.yaml")
+    assert "driver: running" in log
+    [worker] = [line for line in log.splitlines() if line.startswith("worker: ")]
+    assert "_ray_pkg_" in worker and "['autotune.verl_bridge.plugin']" in worker
     assert "last line of the job" in laptop.run("logs", "sweep.yaml", "--trial", "0")
     assert "There is no log of trial 77" in laptop.run("logs", "sweep.yaml", "--trial", "77")
 

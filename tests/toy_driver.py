@@ -3,11 +3,30 @@
 Called as ``toy_driver.py -m autotune.cli sweep FILE --address auto --publish NAME output_dir=DIR``.
 Joins the cluster, publishes a sweep's folder, writes one record after another, and ends when it is
 asked to or when it has written three.
+
+Before that it starts, as a trial does, a driver of its own in a child process and says where that
+driver's workers find this package.
 """
 
+import subprocess
 import sys
 import time
 from pathlib import Path
+
+TRIALS_DRIVER = """
+import sys
+import ray
+
+def where():
+    import autotune
+    from importlib.metadata import entry_points
+    found = [entry.value for entry in entry_points(group="verl.plugins")]
+    return autotune.__file__, found
+
+address, working_dir = sys.argv[1:]
+ray.init(address=address, runtime_env={"working_dir": working_dir}, log_to_driver=False)
+print("worker:", *ray.get(ray.remote(num_cpus=0)(where).remote()))
+"""
 
 
 def main(arguments: list[str]) -> int:
@@ -21,6 +40,10 @@ def main(arguments: list[str]) -> int:
     name = arguments[arguments.index("--publish") + 1]
     output = Path(arguments[-1].removeprefix("output_dir="))
     ray.init(address="auto", log_to_driver=False)
+    context = ray.get_runtime_context()
+    working_dir = context.runtime_env["working_dir"]
+    child = [sys.executable, "-c", TRIALS_DRIVER, context.gcs_address, working_dir]
+    subprocess.run(child, check=True)
     store = make_sweep(output / "made", SweepSpec(name="toy", num_trials=3, with_best=False))
     lines = (store.folder / TRIALS_FILE).read_text().splitlines(keepends=True)
     folder = output / "toy"
