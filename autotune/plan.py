@@ -14,12 +14,26 @@ from typing import Any
 from autotune.config import Sweep
 from autotune.knobs import KnobValue
 from autotune.measure.stats import median
+from autotune.models.static_memory import static_bytes
 from autotune.objective import TrialRecord
 from autotune.placement import cpus_of_a_trial, node_bundle
 from autotune.store import SweepStore
 from autotune.sweep import outline_of, store_of
 from autotune.tuning import storage_units
+from autotune.verl_bridge import job
 from autotune.verl_bridge.overrides import leaves
+from autotune.warm_start import model_config
+
+_GROW_WITH_THEIR_KNOB = {
+    "ppo_micro_batch_size_per_gpu": "activations and logits of an update",
+    "log_prob_micro_batch_size_per_gpu": "logits of scoring",
+}
+_MEMORY_PARTS = {
+    "offload_policy": "parameters, gradients and optimizer, sharded",
+    "reshard_after_forward": "gathered parameters, where they are kept",
+    **_GROW_WITH_THEIR_KNOB,
+}
+"""Knob that decides a part of the memory -> what the part is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +50,17 @@ class Cost:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MemoryPart:
+    """A first guess of what one part of the job takes on one device; no trial has measured it."""
+
+    name: str
+    base_gib: float
+    """With the base job's settings."""
+    largest_gib: float
+    """With the largest value that the sweep may try."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """Everything that is known before the sweep starts."""
 
@@ -45,6 +70,8 @@ class Plan:
     """When every trial takes as long as its time limits allow."""
     expected: Cost | None
     """From the trials that have finished; None when none has."""
+    memory: Sequence[MemoryPart]
+    """Empty where the model's configuration is not on this machine, or is of an unknown kind."""
     remote_code: Sequence[str]
     """Settings of the base job that let a model's repository run code."""
 
@@ -58,12 +85,40 @@ def make_plan(sweep: Sweep, num_first: int) -> Plan:
     """
     store = store_of(sweep)
     records = store.read_trials() if store.folder.is_dir() else []
+    base = leaves(sweep.base_config)
     return Plan(
         first=first_settings(sweep, num_first),
         at_most=limit_of_cost(sweep, len(records)),
         expected=expected_cost(sweep, records),
-        remote_code=remote_code(leaves(sweep.base_config)),
+        memory=memory_parts(sweep, static_bytes(model_config(base), base)),
+        remote_code=remote_code(base),
     )
+
+
+def memory_parts(sweep: Sweep, static: Mapping[str, float]) -> list[MemoryPart]:
+    """Return the parts of a job's memory, at the base job's settings and at the sweep's largest.
+
+    Args:
+        sweep: The loaded sweep.
+        static: See :func:`autotune.models.static_memory.static_bytes`.
+    """
+    parts = []
+    for knob, name in _MEMORY_PARTS.items():
+        if knob not in static:
+            continue
+        base_gib = static[knob] / 2**30
+        growth = _growth(sweep, knob) if knob in _GROW_WITH_THEIR_KNOB else 1.0
+        parts.append(MemoryPart(name=name, base_gib=base_gib, largest_gib=base_gib * growth))
+    return parts
+
+
+def _growth(sweep: Sweep, knob: str) -> float:
+    """Return the sweep's largest value of a size as a multiple of the base job's."""
+    domain, value = sweep.config.knobs.get(knob), sweep.space.baseline().get(knob)
+    if domain is None or not isinstance(value, int | float):
+        return 1.0
+    largest = max(domain.choices) if domain.choices else domain.high
+    return 1.0 if largest is None else max(1.0, float(largest) / value)
 
 
 def first_settings(sweep: Sweep, num_first: int) -> list[Mapping[str, KnobValue]]:
@@ -143,6 +198,7 @@ def text_of(sweep: Sweep, plan: Plan) -> str:
         lines.append(_cost_text("Expected", plan.expected, unit))
     else:
         lines.append("Expected: no basis yet; known once a trial has finished.")
+    lines += _memory_lines(sweep, plan)
     if plan.remote_code:
         lines.append(
             f"Code of the model's repository is run: {', '.join(plan.remote_code)} = true in the "
@@ -151,6 +207,21 @@ def text_of(sweep: Sweep, plan: Plan) -> str:
     else:
         lines.append("No code of a model's repository is run (trust_remote_code is off).")
     return "\n".join(lines)
+
+
+def _memory_lines(sweep: Sweep, plan: Plan) -> list[str]:
+    if not plan.memory:
+        return ["Memory: nothing is predicted; the model's config.json is not here or is unknown."]
+    lines = ["Memory on one device, a first guess before any trial (base job, largest setting):"]
+    lines += [
+        f"  {part.name}: {part.base_gib:.3g} GiB, {part.largest_gib:.3g} GiB"
+        for part in plan.memory
+    ]
+    if sweep.config.resources.device == "gpu":
+        share = leaves(sweep.base_config)[f"{job.ROLLOUT}.gpu_memory_utilization"]
+        lines.append(f"  the rollout engine besides: {share} of the device")
+    lines.append("Communication: no prediction before `autotune calibrate` and the first trials.")
+    return lines
 
 
 def _setting_text(plan: Plan, index: int) -> str:

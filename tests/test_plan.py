@@ -6,7 +6,14 @@ import pytest
 from objective_cases import record
 
 from autotune.config import Sweep, load_sweep
-from autotune.plan import expected_cost, limit_of_cost, make_plan, remote_code, text_of
+from autotune.plan import (
+    expected_cost,
+    limit_of_cost,
+    make_plan,
+    memory_parts,
+    remote_code,
+    text_of,
+)
 
 QUICKSTART = Path(__file__).parents[1] / "search_spaces" / "quickstart_cpu.yaml"
 
@@ -50,6 +57,15 @@ def test_trials_that_have_finished_say_what_the_others_cost(sweep: Sweep) -> Non
     assert cost.gpu_hours == pytest.approx(7 * 90 / 3600)
     assert cost.wall_hours == pytest.approx(7 * 45 / 3600)
     assert expected_cost(sweep, []) is None
+
+
+def test_memory_is_guessed_for_the_base_job_and_the_largest_setting(sweep: Sweep) -> None:
+    gib = 2.0**30
+    static = {"offload_policy": 8 * gib, "ppo_micro_batch_size_per_gpu": 0.5 * gib}
+    parts = memory_parts(sweep, static)
+    # The base job's micro-batch is 2, the sweep's largest 16.
+    assert [(part.base_gib, part.largest_gib) for part in parts] == [(8.0, 8.0), (0.5, 4.0)]
+    assert memory_parts(sweep, {}) == []
 
 
 def test_code_of_a_models_repository_is_named() -> None:
