@@ -22,7 +22,10 @@ ROWS: tuple[tuple[str, ...], ...] = (
         *("store", "report", "export", "mirror", "published", "fetching"),
     ),
     ("verl_bridge",),
-    ("progress", "stop", "trial", "tuning", "calibrate", "replay", "sweep", "wandb_process"),
+    (
+        *("progress", "stop", "trial", "tuning", "calibrate"),
+        *("replay", "in_order", "sweep", "wandb_process"),
+    ),
     ("submission", "cluster", "kubernetes", "doctor", "plan", "commands", "cli"),
 )
 HEAVY = ("ray", "torch", "verl", "transformers", "optuna", "wandb", "hydra", "pandas")
