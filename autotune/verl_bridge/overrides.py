@@ -59,7 +59,7 @@ def compose_base(config_name: str, overrides: Sequence[str]) -> DictConfig:
             not take.
     """
     _check_config_name(config_name)
-    parsed = [_parse(text) for text in overrides]
+    parsed = [parse_override(text) for text in overrides]
     groups = tuple(
         text for text, override in zip(overrides, parsed, strict=True) if _is_group(override)
     )
@@ -116,7 +116,7 @@ def sources(config: DictConfig) -> dict[str, str]:
 
 def overridden_keys(overrides: Sequence[str]) -> set[str]:
     """Return the keys that a list of overrides names."""
-    return {_parse(text).key_or_group for text in overrides}
+    return {parse_override(text).key_or_group for text in overrides}
 
 
 def format_override(key: str, value: object) -> str:
@@ -131,7 +131,7 @@ def format_override(key: str, value: object) -> str:
     """
     text = f"{key}={_format(value, key)}"
     try:
-        _parse(text)
+        parse_override(text)
     except BadInputError as error:
         raise BadInputError(
             f"{key} cannot take the value {value!r}: Hydra's grammar cannot express it."
@@ -139,13 +139,33 @@ def format_override(key: str, value: object) -> str:
     return text
 
 
-def _compose(config_name: str, overrides: tuple[str, ...]) -> DictConfig:
+def parse_override(text: str) -> Override:
+    """Read one Hydra override.
+
+    Raises:
+        BadInputError: Not in Hydra's syntax.
+    """
+    try:
+        override = OverridesParser.create().parse_override(text)
+    except HydraException as error:
+        raise _bad_syntax(text, _reason(error)) from error
+    if not override.key_or_group:
+        raise _bad_syntax(text, "it has no key")
+    return override
+
+
+def compose_folder(folder: Path, config_name: str, overrides: Sequence[str]) -> DictConfig:
+    """Compose a configuration of some folder with Hydra, whose errors it raises."""
     GlobalHydra.instance().clear()
     try:
-        with initialize_config_dir(str(config_folder()), version_base=None):
+        with initialize_config_dir(str(folder), version_base=None):
             return compose(config_name, overrides=list(overrides))
     finally:
         GlobalHydra.instance().clear()
+
+
+def _compose(config_name: str, overrides: tuple[str, ...]) -> DictConfig:
+    return compose_folder(config_folder(), config_name, overrides)
 
 
 @functools.lru_cache(maxsize=8)
@@ -161,16 +181,6 @@ def _check_config_name(config_name: str) -> None:
             f"base.config_name: verl has no configuration '{config_name}'.",
             nearest(config_name, allowed) or f"It has: {', '.join(allowed)}.",
         )
-
-
-def _parse(text: str) -> Override:
-    try:
-        override = OverridesParser.create().parse_override(text)
-    except HydraException as error:
-        raise _bad_syntax(text, _reason(error)) from error
-    if not override.key_or_group:
-        raise _bad_syntax(text, "it has no key")
-    return override
 
 
 def _bad_syntax(text: str, reason: str) -> BadInputError:
