@@ -6,6 +6,7 @@ sees the file's OmegaConf objects and nobody assigns to a field. What stands beh
 composed with verl's own configuration and checked there too.
 """
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +16,16 @@ from omegaconf import DictConfig, OmegaConf
 from autotune.domain import Domain, make_domain
 from autotune.errors import BadInputError
 from autotune.knobs import KnobValue
+from autotune.launch_script import LaunchScript, read_launch_script
 from autotune.redaction import written_secrets
-from autotune.settings import DEVICES, TRAINER_MODES, ResourcesConfig, SweepConfig, check
+from autotune.settings import (
+    DEVICES,
+    TRAINER_MODES,
+    BaseJobConfig,
+    ResourcesConfig,
+    SweepConfig,
+    check,
+)
 from autotune.space import Space, SpaceSummary
 from autotune.verl_bridge import job
 from autotune.verl_bridge.overlap_rules import overlap_rules, plugin_overrides
@@ -99,14 +108,53 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> SweepConfig:
     config = OmegaConf.to_object(merged)
     assert isinstance(config, SweepConfig)
     check(config)
+    given = content["base"] if isinstance(content, dict) else {}
+    config = dataclasses.replace(config, base=_base_job(config.base, given))
     _refuse_secrets(config.base.overrides)
     _domains(config)
     return config
 
 
 def to_yaml(config: SweepConfig) -> str:
-    """Write a resolved sweep file; :func:`load_config` reads the same object from it."""
-    return OmegaConf.to_yaml(OmegaConf.structured(config))
+    """Write a resolved sweep file, with what a launch script said in it.
+
+    :func:`load_config` reads the same job from it, whatever becomes of the script.
+    """
+    base = dataclasses.replace(config.base, launch_script=None)
+    return OmegaConf.to_yaml(OmegaConf.structured(dataclasses.replace(config, base=base)))
+
+
+def launch_script_of(config: SweepConfig) -> LaunchScript | None:
+    """Return the script that the base job was read from, if there is one."""
+    script = config.base.launch_script
+    return None if script is None else read_launch_script(Path(script))
+
+
+def _base_job(base: BaseJobConfig, given: Mapping[str, object]) -> BaseJobConfig:
+    """Take the base job from the launch script where the file names one."""
+    if base.launch_script is None:
+        if "overrides" not in given:
+            raise BadInputError(
+                "The sweep file lacks base.overrides.",
+                "Give the job's Hydra overrides, or its script as base.launch_script.",
+            )
+        return base
+    if base.overrides:
+        raise BadInputError(
+            "base.overrides and base.launch_script both describe the base job.",
+            "Keep one of them.",
+        )
+    script = read_launch_script(Path(base.launch_script))
+    refuse_interpolations(script.overrides, base.launch_script)
+    if "config_name" in given and base.config_name != script.config_name:
+        raise BadInputError(
+            f"base.config_name is '{base.config_name}', but {script.name} composes "
+            f"'{script.config_name}'.",
+            "Leave base.config_name out: the script says it.",
+        )
+    return dataclasses.replace(
+        base, config_name=script.config_name, overrides=script.overrides
+    )
 
 
 def _refuse_secrets(overrides: Sequence[str]) -> None:

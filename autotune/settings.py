@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from autotune.errors import BadInputError, nearest
+from autotune.measure.sequential import MIN_PAIRS
 from autotune.metrics import METRICS, Direction
 
 DEVICES = {"gpu": ("cuda", "npu"), "cpu": ("cpu",)}
@@ -30,10 +31,16 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 @dataclass(kw_only=True)
 class BaseJobConfig:
-    config_name: str
-    """verl's Hydra configuration, e.g. ``ppo_trainer``."""
-    overrides: list[str]
+    """The base job: either ``overrides`` or ``launch_script``."""
+
+    config_name: str = "ppo_trainer"
+    """verl's Hydra configuration; that of verl's own command by default. A launch script says it by
+    itself."""
+    overrides: list[str] = field(default_factory=list)
     """Hydra overrides, exactly as they stand behind ``python -m verl.trainer.main_ppo``."""
+    launch_script: str | None = None
+    """A shell script that starts ``python -m verl.trainer.main_ppo``, relative to the current
+    folder; read as data, never executed."""
 
 
 @dataclass(kw_only=True)
@@ -175,6 +182,23 @@ class WandbConfig:
 
 
 @dataclass(kw_only=True)
+class VerifyConfig:
+    """How the best settings are compared with the baseline again, in cold jobs."""
+
+    enabled: bool = True
+    """Whether a sweep ends with it."""
+    top_k: int = 2
+    """Settings to compare: the best feasible ones of the sweep that beat the baseline."""
+    max_jobs: int = 15
+    """Cold jobs to run at most, the baseline's included; at least three for each setting and three
+    for the baseline."""
+    interval_width_ratio: float = 0.1
+    """A gain is known well enough when its 95 % interval is narrower than this share of it."""
+    max_wall_s: float | None = None
+    """Wall time after which no further job starts; absent: no limit."""
+
+
+@dataclass(kw_only=True)
 class SweepConfig:
     name: str
     """Folder of the sweep's records below ``output_dir``; letters, digits, ``.``, ``_`` and
@@ -186,6 +210,7 @@ class SweepConfig:
     trial: TrialConfig
     search: SearchConfig
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    verify: VerifyConfig = field(default_factory=VerifyConfig)
     constraints: list[ConstraintConfig] = field(default_factory=default_constraints)
     """What a setting must keep to be feasible; without this section, the three of
     :func:`default_constraints`."""
@@ -223,6 +248,7 @@ def check(config: SweepConfig) -> None:
     _one_of("wandb.mode", config.wandb.mode, WANDB_MODES)
     if not config.wandb.project.strip():
         raise BadInputError(f"wandb.project is {config.wandb.project!r}.", "Name a project.")
+    _check_verify(config.verify)
 
 
 def _check_resources(resources: ResourcesConfig) -> None:
@@ -294,6 +320,20 @@ def _check_goal(objective: ObjectiveConfig, constraints: Sequence[ConstraintConf
             )
         _above_zero(f"{key}.max", constraint.max)
         seen.append(constraint.metric)
+
+
+def _check_verify(verify: VerifyConfig) -> None:
+    _at_least(1, "verify", verify, "top_k")
+    _above_zero("verify.interval_width_ratio", verify.interval_width_ratio)
+    if verify.max_wall_s is not None:
+        _above_zero("verify.max_wall_s", verify.max_wall_s)
+    least = MIN_PAIRS * (1 + verify.top_k)
+    if verify.max_jobs < least:
+        raise BadInputError(
+            f"verify.max_jobs is {verify.max_jobs}.",
+            f"With verify.top_k={verify.top_k} it must be at least {least}: {MIN_PAIRS} jobs for "
+            "each setting and for the baseline.",
+        )
 
 
 def _at_least(lowest: int, section: str, values: object, *names: str) -> None:

@@ -21,19 +21,21 @@ from typing import Any, TypeVar
 from autotune.errors import SweepError
 from autotune.objective import StepRecord, TrialRecord
 from autotune.redaction import mask, redact
+from autotune.verification import VerifyJob
 
 SCHEMA_VERSION = 1
 """Version of a line's fields; a reader refuses any other."""
 
 TRIALS_FILE = "trials.jsonl"
 CONFIG_FILE, VERSIONS_FILE, BEST_FILE = "config.yaml", "versions.yaml", "best.yaml"
-CALIBRATION_FILE, VERIFICATION_FILE = "calibration.json", "verification.json"
+CALIBRATION_FILE, BASE_JOB_FILE = "calibration.json", "base_job.json"
+VERIFY_FILE, VERIFICATION_FILE = "verify.jsonl", "verification.json"
 STUDY_FILE, LOCK_FILE, LOG_FOLDER = "study.journal", "sweep.lock", "logs"
 STUDY_NAME_FILE = "study.name"
 STOP_FILE = "stop.request"
 """Whoever makes it asks the running driver to start no more trials and to end."""
 
-Record = TypeVar("Record", StepRecord, TrialRecord)
+Record = TypeVar("Record", StepRecord, TrialRecord, VerifyJob)
 
 
 class SweepStore:
@@ -95,6 +97,18 @@ class SweepStore:
     def append_step(self, record: StepRecord) -> None:
         """Write a step; it is on disk when this returns."""
         self._append(self.steps_path, record.to_dict())
+
+    def append_verify_job(self, job: VerifyJob) -> None:
+        """Write a finished job of a verification; it is on disk when this returns."""
+        self._append(self.folder / VERIFY_FILE, job.to_dict())
+
+    def read_verify_jobs(self) -> list[VerifyJob]:
+        """Return the jobs of all verifications in the order in which they ran.
+
+        Raises:
+            SweepError: A line other than a torn last one cannot be read.
+        """
+        return list(_read_lines(self.folder / VERIFY_FILE, VerifyJob))
 
     def write(self, name: str, text: str) -> None:
         """Replace a file of the sweep's folder as a whole, see :func:`write_atomic`."""

@@ -71,9 +71,11 @@ class TrialSpec:
     protocol: TrialConfig
     constraints: tuple[ConstraintConfig, ...]
     log_folder: Path
+    always_cold: bool = False
+    """Whether no job is restarted in place."""
 
     @staticmethod
-    def of(sweep: Sweep, log_folder: Path) -> "TrialSpec":
+    def of(sweep: Sweep, log_folder: Path, *, always_cold: bool = False) -> "TrialSpec":
         resources = sweep.config.resources
         return TrialSpec(
             config_name=sweep.config.base.config_name,
@@ -83,6 +85,7 @@ class TrialSpec:
             protocol=sweep.config.trial,
             constraints=tuple(sweep.config.constraints),
             log_folder=log_folder,
+            always_cold=always_cold,
         )
 
 
@@ -223,7 +226,9 @@ class VerlTrial(tune.Trainable):
 
     def _can_restart(self, setting: dict[str, Any]) -> bool:
         before = self._idle_setting
-        if before is None or self._process is None or not self._process.is_alive():
+        if self._spec.always_cold or before is None:
+            return False
+        if self._process is None or not self._process.is_alive():
             return False
         changed = [name for name, value in setting.items() if before[name] != value]
         return all(

@@ -90,15 +90,23 @@ def _check_fits(sweep: Sweep, nodes: Sequence[Mapping[str, float]]) -> None:
         )
 
 
-def trials_of(sweep: Sweep, log_folder: Path) -> Any:
-    """Return the Trainable that runs settings as real verl jobs, with its resources."""
+def trials_of(sweep: Sweep, log_folder: Path, *, always_cold: bool = False) -> Any:
+    """Return the Trainable that runs settings as real verl jobs, with its resources.
+
+    Args:
+        sweep: Whose base job, protocol and resources are used.
+        log_folder: Where the jobs' output goes.
+        always_cold: Whether every setting gets a verl process of its own.
+    """
     from ray import tune
 
     from autotune.trial import TrialSpec, VerlTrial
 
     resources = sweep.config.resources
     return tune.with_resources(
-        tune.with_parameters(VerlTrial, spec=TrialSpec.of(sweep, log_folder)),
+        tune.with_parameters(
+            VerlTrial, spec=TrialSpec.of(sweep, log_folder, always_cold=always_cold)
+        ),
         # The trial actor itself needs nothing: it lives beside the first bundle.
         tune.PlacementGroupFactory([{}, *bundles(resources)], strategy=resources.strategy),
     )

@@ -6,11 +6,14 @@ decides. A :class:`VerifyJob` is one line of ``verify.jsonl`` in the sweep's fol
 """
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
+from autotune.errors import SweepError
 from autotune.objective import TrialRecord
 
 SCHEMA_VERSION = 1
@@ -90,6 +93,11 @@ class CandidateResult:
     num_jobs: int
     """Cold jobs that ran with this setting."""
 
+    @property
+    def is_proven(self) -> bool:
+        """Whether it is faster than the base job and keeps every constraint."""
+        return self.decision is Decision.PROVEN
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
@@ -150,6 +158,8 @@ class Verification:
 class VerifyJob:
     """One cold job of a verification; a line of ``verify.jsonl``."""
 
+    plan: str
+    """Which verification it belongs to, see :func:`autotune.verify.plan_name`."""
     block: int
     trial: int
     """The sweep's trial whose setting ran; 0 is the baseline."""
@@ -158,12 +168,18 @@ class VerifyJob:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for JSON."""
-        return {"block": self.block, "trial": self.trial, "record": self.record.to_dict()}
+        return {
+            "plan": self.plan,
+            "block": self.block,
+            "trial": self.trial,
+            "record": self.record.to_dict(),
+        }
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> "VerifyJob":
         """Build the record that :meth:`to_dict` came from."""
         return VerifyJob(
+            plan=data["plan"],
             block=data["block"],
             trial=data["trial"],
             record=TrialRecord.from_dict(data["record"]),
@@ -205,3 +221,19 @@ def _candidate(data: Mapping[str, Any]) -> CandidateResult:
             ],
         }
     )
+
+
+def read_verification(path: Path) -> Verification | None:
+    """Read ``verification.json``; None where there is none.
+
+    Raises:
+        SweepError: It cannot be read.
+    """
+    if not path.exists():
+        return None
+    try:
+        return Verification.from_dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise SweepError(
+            f"{path} cannot be read: {error}.", "Remove it and run `autotune verify` again."
+        ) from error

@@ -152,8 +152,8 @@ def test_a_candidate_that_is_worse_gets_no_more_jobs() -> None:
 def test_a_cold_job_that_fails_settles_its_candidate() -> None:
     failed = record(1, None, state=TrialState.OUT_OF_MEMORY, cause="CUDA out of memory")
     jobs = [
-        VerifyJob(block=0, trial=0, record=record(0, 100.0)),
-        VerifyJob(block=0, trial=1, record=failed),
+        VerifyJob(plan="p", block=0, trial=0, record=record(0, 100.0)),
+        VerifyJob(plan="p", block=0, trial=1, record=failed),
     ]
     comparison = look(plan(), jobs)
     assert comparison.next_job() is None
@@ -162,7 +162,8 @@ def test_a_cold_job_that_fails_settles_its_candidate() -> None:
 
 
 def test_a_base_job_that_fails_ends_it_without_a_proof() -> None:
-    jobs = [VerifyJob(block=0, trial=0, record=record(0, None, state=TrialState.CRASH, cause="x"))]
+    failed = record(0, None, state=TrialState.CRASH, cause="x")
+    jobs = [VerifyJob(plan="p", block=0, trial=0, record=failed)]
     comparison = look(plan(), jobs)
     assert comparison.next_job() is None
     assert comparison.baseline_failure is not None and "crash: x" in comparison.baseline_failure
@@ -191,6 +192,7 @@ def all_jobs(planned: Plan, logarithms: Sequence[float], gain: float = 0.0) -> l
     ]
     return [
         VerifyJob(
+            plan="p",
             block=block,
             trial=trial,
             record=record(number, 1000 * math.exp(logarithms[number] + (gain if trial else 0.0))),

@@ -342,3 +342,88 @@ def test_loading_a_sweep_loads_no_heavy_package(sweep_file: SweepFile) -> None:
     arguments = [sys.executable, "-c", code, str(sweep_file.path())]
     run = subprocess.run(arguments, capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "[]"
+
+
+SCRIPT = """#!/bin/bash
+MB=4
+python3 -m verl.trainer.main_ppo {words} "$@"
+"""
+
+
+def with_script(file: SweepFile, *changes: str) -> SweepFile:
+    """Move the base job into a launch script."""
+    from autotune.launch_script import quoted
+
+    overrides = file.content["base"]["overrides"]
+    words = " \\\n    ".join(quoted(text) for text in [*overrides, *changes])
+    (file.folder / "launch.sh").write_text(SCRIPT.format(words=words))
+    file.content["base"] = {"launch_script": "launch.sh"}
+    return file
+
+
+def test_a_base_job_is_read_from_its_launch_script(sweep_file: SweepFile) -> None:
+    given = sweep_file.load()
+    read = with_script(sweep_file).load()
+    assert read.base_overrides == given.base_overrides
+    assert read.config.base.config_name == "ppo_trainer"
+
+
+def test_the_resolved_file_holds_what_the_script_said(
+    sweep_file: SweepFile, tmp_path: Path
+) -> None:
+    config = load_config(with_script(sweep_file).path())
+    (tmp_path / "resolved.yaml").write_text(to_yaml(config))
+    (sweep_file.folder / "launch.sh").unlink()
+    again = load_config(tmp_path / "resolved.yaml")
+    assert again.base.overrides == config.base.overrides
+    assert again.base.launch_script is None
+
+
+@pytest.mark.parametrize(
+    ("base", "message"),
+    [
+        ({}, "lacks base.overrides"),
+        ({"launch_script": "launch.sh", "overrides": ["a=1"]}, "both describe the base job"),
+        ({"launch_script": "none.sh"}, "none.sh cannot be read: No such file"),
+        (
+            {"launch_script": "launch.sh", "config_name": "ppo_megatron_trainer"},
+            "config_name is 'ppo_megatron_trainer', but .*launch.sh composes 'ppo_trainer'",
+        ),
+    ],
+)
+def test_a_base_job_has_one_source(
+    base: dict[str, Any], message: str, sweep_file: SweepFile
+) -> None:
+    with_script(sweep_file).content["base"] = base
+    with pytest.raises(BadInputError, match=message):
+        load_config(sweep_file.path())
+
+
+def test_a_script_with_an_interpolation_is_refused(sweep_file: SweepFile) -> None:
+    with_script(sweep_file, "trainer.experiment_name=${oc.env:WANDB_API_KEY}")
+    with pytest.raises(BadInputError, match="launch.sh.* contains an interpolation"):
+        load_config(sweep_file.path())
+
+
+def test_a_script_that_gives_verl_a_secret_is_refused(sweep_file: SweepFile) -> None:
+    with_script(sweep_file, "+ray_kwargs.ray_init.runtime_env.env_vars.HF_TOKEN=hf_abcdef")
+    with pytest.raises(BadInputError, match="HF_TOKEN holds a secret"):
+        load_config(sweep_file.path())
+
+
+@pytest.mark.parametrize(
+    ("verify", "message"),
+    [
+        ({"top_k": 0}, "verify.top_k is 0"),
+        ({"max_jobs": 5}, "verify.max_jobs is 5. With verify.top_k=2 it must be at least 9"),
+        ({"interval_width_ratio": 0}, "verify.interval_width_ratio is 0"),
+        ({"max_wall_s": -1}, "verify.max_wall_s is -1"),
+        ({"maxjobs": 9}, "Did you mean 'max_jobs'"),
+    ],
+)
+def test_the_verify_section_is_checked(
+    verify: dict[str, Any], message: str, sweep_file: SweepFile
+) -> None:
+    sweep_file.content["verify"] = verify
+    with pytest.raises(BadInputError, match=message):
+        load_config(sweep_file.path())

@@ -71,7 +71,7 @@ def test_a_verification_of_another_schema_is_refused() -> None:
 
 
 def test_a_job_is_the_same_after_json() -> None:
-    job = VerifyJob(block=1, trial=3, record=record(2, 100.0))
+    job = VerifyJob(plan="p", block=1, trial=3, record=record(2, 100.0))
     assert VerifyJob.from_dict(json.loads(json.dumps(job.to_dict()))) == job
 
 

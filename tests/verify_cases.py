@@ -54,6 +54,6 @@ def run(
         block, trial = coming
         number = len(jobs)
         value = record(number, throughput(trial, number), exposed=(exposed or {}).get(trial, 0.1))
-        jobs.append(VerifyJob(block=block, trial=trial, record=value))
+        jobs.append(VerifyJob(plan="p", block=block, trial=trial, record=value))
         comparison = look(plan, jobs)
     return jobs, comparison

@@ -1,0 +1,231 @@
+"""Where exported settings come from: the comment block of an export, and the claim in it.
+
+Runs in the driver. Pure functions from records to text and back. The block is for a person; its
+last line, :data:`CLAIM_MARK` and one JSON object, is what ``autotune verify`` holds a later
+measurement against.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.knobs import KNOBS
+from autotune.metrics import METRICS
+from autotune.objective import TrialRecord, TrialState
+from autotune.report.reading import SweepData
+from autotune.report.text import format_value
+from autotune.verification import CandidateResult, Decision, Estimate, Verification
+
+CLAIM_MARK = "# autotune-claim: "
+CLAIM_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """The setting that is exported, and what supports it."""
+
+    record: TrialRecord
+    """The trial that had it."""
+    baseline: TrialRecord
+    verification: Verification | None
+    candidate: CandidateResult | None
+    """What the verification found about it; None where it was not verified."""
+    doubts: Sequence[str]
+    """Why it is not proven, as sentences; empty where it is."""
+
+    @property
+    def gain_ratio(self) -> Estimate | None:
+        """The verified gain."""
+        return self.candidate.gain_ratio if self.candidate is not None else None
+
+
+def header(data: SweepData, choice: Choice, folder: str) -> list[str]:
+    """Return the provenance block, without ``#``."""
+    versions = data.versions
+    commit = f", commit {versions['autotune-commit']}" if "autotune-commit" in versions else ""
+    return [
+        f"Settings for verl, found by verl-autotune {versions.get('verl-autotune', '')}{commit}: "
+        f"sweep '{data.config.name}', trial {choice.record.number}.",
+        "",
+        *verdict_lines(choice, data.config.objective.metric),
+        "",
+        "Constraints:",
+        *constraint_lines(data, choice),
+        "",
+        *_hardware_lines(data, choice),
+        "Versions: " + ", ".join(f"{name} {value}" for name, value in versions.items()) + ".",
+        "",
+        f"Run it: python -m verl.trainer.main_ppo --config-path {folder} --config-name best",
+        "(with verl-autotune installed where the job needs its plug-ins)",
+    ]
+
+
+def verdict_lines(choice: Choice, objective: str) -> list[str]:
+    """Say how much better the setting is, and how sure that is."""
+    gain, candidate = choice.gain_ratio, choice.candidate
+    lines = []
+    if choice.doubts:
+        lines.append("UNPROVEN, exported with --allow-unproven:")
+        lines += [f"  {doubt}" for doubt in choice.doubts]
+    elif gain is not None and candidate is not None and choice.verification is not None:
+        lines.append(
+            f"PROVEN: {gain.value:.3g} times the base job in {objective}, 95 % interval "
+            f"{gain.low:.3g} to {gain.high:.3g} ({gain.num_jobs} pairs of cold jobs, interleaved)."
+        )
+        for name, measured in (
+            ("base job", choice.verification.baseline),
+            ("this setting", candidate.objective),
+        ):
+            lines.append(f"  {name}: {_shown(objective, measured)}")
+    before, after = choice.baseline.value(objective), choice.record.value(objective)
+    lines.append(
+        "In the sweep, one job each: "
+        f"base job {format_value(objective, before)}, trial {choice.record.number} "
+        f"{format_value(objective, after)}."
+    )
+    return lines
+
+
+def constraint_lines(data: SweepData, choice: Choice) -> list[str]:
+    """Say what each constraint measured, beside its limit and the base job's own value."""
+    lines = []
+    checks = {check.metric: check for check in choice.candidate.constraints} if (
+        choice.candidate is not None
+    ) else {}  # fmt: skip
+    for constraint in data.config.constraints:
+        name, limit = constraint.metric, format_value(constraint.metric, constraint.max)
+        check = checks.get(name)
+        if check is not None:
+            measured = _shown(name, check.measured) if check.measured else f"n/a ({check.absent})"
+            lines.append(
+                f"  {name}: {measured}, limit {limit}; base job {_shown(name, check.baseline)}"
+            )
+            continue
+        own, base = choice.record.metrics.get(name), choice.baseline.metrics.get(name)
+        reason = f" ({choice.record.absent[name]})" if name in choice.record.absent else ""
+        lines.append(
+            f"  {name}: {format_value(name, own)}{reason}, limit {limit}; base job "
+            f"{format_value(name, base)}"
+        )
+    return lines
+
+
+def changes(
+    choice: Choice, trials: Sequence[TrialRecord], objective: str
+) -> dict[str, tuple[str, ...]]:
+    """Return verl key -> what is said of its change: the knob, was, is, and the measured effect."""
+    said: dict[str, tuple[str, ...]] = {}
+    setting, base = choice.record.setting, choice.baseline.setting
+    for name, value in setting.items():
+        if value == base[name]:
+            continue
+        effect = _effect(name, choice, trials, objective)
+        for key in KNOBS[name].keys:
+            said[key] = (f"tuned: {name} was {_plain(base[name])}, is {_plain(value)}; {effect}",)
+    return said
+
+
+def claim_line(data: SweepData, choice: Choice) -> str:
+    """Return the line that a program reads: what this export claims."""
+    gain = choice.gain_ratio
+    claim: dict[str, Any] = {
+        "claim_version": CLAIM_VERSION,
+        "sweep": data.config.name,
+        "trial": choice.record.number,
+        "objective": data.config.objective.metric,
+        "proven": not choice.doubts,
+        "gain_ratio": None if gain is None else [gain.low, gain.value, gain.high],
+    }
+    return CLAIM_MARK + json.dumps(claim)
+
+
+def read_claim(text: str) -> dict[str, Any] | None:
+    """Return the claim of an exported file; None where it states none."""
+    for line in text.splitlines():
+        if line.startswith(CLAIM_MARK):
+            try:
+                claim = json.loads(line.removeprefix(CLAIM_MARK))
+            except ValueError:
+                return None
+            known = isinstance(claim, dict) and claim.get("claim_version") == CLAIM_VERSION
+            return claim if known else None
+    return None
+
+
+def doubts_of(
+    record: TrialRecord, verification: Verification | None, candidate: CandidateResult | None
+) -> list[str]:
+    """Return why a setting is not proven, as sentences; none where it is."""
+    found = []
+    if not record.feasible:
+        is_complete = record.state is TrialState.COMPLETE
+        cause = "it breaks a constraint" if is_complete else record.cause
+        found.append(f"Trial {record.number} is not feasible: {cause}.")
+    if verification is None:
+        found.append("It was measured in one job and never compared with the base job again.")
+    elif candidate is None:
+        found.append("The verification compared other settings.")
+    elif candidate.decision is not Decision.PROVEN:
+        found.append(f"Verified: {candidate.decision.value.replace('_', ' ')}. {candidate.reason}")
+    return found
+
+
+def _effect(
+    knob: str, choice: Choice, trials: Sequence[TrialRecord], objective: str
+) -> str:
+    """Say what a knob did by itself, from two trials of the sweep that differ in nothing else."""
+    setting, base = choice.record.setting, choice.baseline.setting
+    without = _trial_with({**setting, knob: base[knob]}, trials)
+    alone = _trial_with({**base, knob: setting[knob]}, trials)
+    for after, before in ((choice.record, without), (alone, choice.baseline)):
+        if after is None or before is None:
+            continue
+        ratio = _ratio(after, before, objective)
+        if ratio is not None:
+            return (
+                f"by itself {ratio:.2f} times in {objective} (trial {after.number} against "
+                f"{before.number}, one job each)"
+            )
+    return "not measured by itself"
+
+
+def _trial_with(setting: Mapping[str, Any], trials: Sequence[TrialRecord]) -> TrialRecord | None:
+    complete = [record for record in trials if record.state is TrialState.COMPLETE]
+    return next((record for record in complete if record.setting == setting), None)
+
+
+def _ratio(after: TrialRecord, before: TrialRecord, objective: str) -> float | None:
+    first, second = before.value(objective), after.value(objective)
+    if first is None or second is None or first <= 0 or second <= 0:
+        return None
+    return second / first
+
+
+def _hardware_lines(data: SweepData, choice: Choice) -> list[str]:
+    resources, links = data.config.resources, data.calibration
+    device = links["device_name"] if links is not None else resources.device
+    lines = [
+        f"Measured {choice.record.ended_at[:10]} on {resources.nodes} node(s) x "
+        f"{resources.ranks_per_node} {device}, world size {resources.num_ranks}."
+    ]
+    if links is None:
+        return [*lines, "Links: not calibrated."]
+    gather = links["constants"]["all_gather"]
+    return [
+        *lines,
+        f"Links ({links['backend']}): all-gather {gather['bandwidth_bytes_per_s'] / 1e9:.3g} GB/s "
+        f"after {gather['latency_s'] * 1e6:.3g} us, calibrated {links['measured_at'][:10]}.",
+    ]
+
+
+def _shown(metric: str, measured: Estimate | None) -> str:
+    if measured is None:
+        return "n/a"
+    low, high = format_value(metric, measured.low), format_value(metric, measured.high)
+    assert metric in METRICS
+    return f"{format_value(metric, measured.value)} [{low} to {high}]"
+
+
+def _plain(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
