@@ -14,6 +14,7 @@ from autotune.commands import (
     check,
     compare,
     doctor,
+    export,
     fetch,
     list,
     logs,
@@ -27,6 +28,7 @@ from autotune.commands import (
     stop,
     submit,
     sweep,
+    verify,
     wandb_sync,
 )
 from autotune.errors import AutotuneError, BadInputError, ExitCode
@@ -35,6 +37,8 @@ COMMANDS = {
     "sweep": sweep,
     "check": check,
     "calibrate": calibrate,
+    "verify": verify,
+    "export": export,
     "list": list,
     "report": report,
     "replay": replay,

@@ -1,17 +1,13 @@
 """A sweep from its file to its best setting: our Searcher, Trainable and callback in Ray Tune.
 
 Runs in the driver. Keeps everything in the sweep's folder: the resolved configuration, versions,
-records, the Optuna study, logs, ``best.yaml``. A sweep that was interrupted, in whatever way, goes
-on when it is run again; its records decide what is left to do, so nothing of Tune's own
-bookkeeping has to survive.
+records, the Optuna study, logs, and, once it is proven, the best setting. A sweep that was
+interrupted, in whatever way, goes on when it is run again; its records decide what is left to do,
+so nothing of Tune's own bookkeeping has to survive.
 """
 
-import contextlib
 import dataclasses
-import platform
-from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +15,8 @@ import yaml
 
 from autotune.calibrate import calibration_of
 from autotune.config import Sweep, to_yaml
-from autotune.errors import BadInputError, SweepError
-from autotune.export import best_yaml
+from autotune.errors import AutotuneError, BadInputError, SweepError
+from autotune.export import BaseJob, export
 from autotune.mirror import mirrored, restore
 from autotune.models.calibration_record import CalibrationRecord
 from autotune.models.overlap_settings import TIMES
@@ -30,7 +26,7 @@ from autotune.report.calibration_text import calibration_line
 from autotune.report.live import LiveTable
 from autotune.report.text import SweepOutline
 from autotune.store import (
-    BEST_FILE,
+    BASE_JOB_FILE,
     CONFIG_FILE,
     LOG_FOLDER,
     STOP_FILE,
@@ -38,10 +34,10 @@ from autotune.store import (
     SweepStore,
 )
 from autotune.tuning import cluster, run_tuner, trials_of
+from autotune.verification import Verification
 from autotune.verl_bridge.overlap_rules import calibration_overrides, overlap_keys
 from autotune.verl_bridge.overrides import compose_base, leaves
-
-PACKAGES = ("verl-autotune", "verl", "torch", "ray", "optuna", "transformers", "vllm")
+from autotune.versions import versions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +53,8 @@ class SweepResult:
     """Why the sweep could not go on; None when it could."""
     stop_reason: str | None
     """Why it ended before its number of trials, in words; None when it did not."""
+    verification: Verification | None = None
+    """What the best settings proved when they were measured again; None where none were."""
 
 
 def outline_of(sweep: Sweep) -> SweepOutline:
@@ -109,11 +107,15 @@ def run_sweep(
         with cluster(sweep, address):
             if published_as is not None:
                 publish(store.folder, published_as)
-            sweep = with_calibration(sweep, calibrate_sweep(sweep, store, console))
+            loaded = sweep
+            sweep = with_calibration(loaded, calibrate_sweep(loaded, store, console))
+            measured = sweep.base_overrides[len(loaded.base_overrides) :]
+            store.write(BASE_JOB_FILE, BaseJob.of(sweep, measured).to_json())
             result = _tune(sweep, store, console)
-        baseline = next((record for record in result.records if record.number == 0), None)
-        if result.best is not None and baseline is not None:
-            store.write(BEST_FILE, best_yaml(sweep, result.best, baseline, versions()))
+            if result.is_complete and sweep.config.verify.enabled:
+                result = _verify(sweep, store, result, console)
+        if result.verification is not None and result.verification.winner is not None:
+            result = _export(store, result)
     return result
 
 
@@ -125,6 +127,30 @@ def circumstances_of(sweep: Sweep) -> dict[str, dict[str, Any]]:
 
     kinds = [name for name in ray.cluster_resources() if name.startswith("accelerator_type:")]
     return circumstances(sweep, accelerators=kinds, versions=versions())
+
+
+def _verify(sweep: Sweep, store: SweepStore, result: SweepResult, console: Any) -> SweepResult:
+    """Measure the best settings and the baseline again; nothing where the baseline is the best."""
+    from autotune.verify import Verifier, attempt_of, best_candidates
+
+    candidates = best_candidates(sweep, result.records)
+    if not candidates:
+        return result
+    attempt = attempt_of(sweep, store, candidates, again=False)
+    try:
+        found = Verifier(sweep, store, candidates, console=console, attempt=attempt).run()
+    except SweepError as error:
+        return dataclasses.replace(result, failure=str(error))
+    return dataclasses.replace(result, verification=found, is_complete=found is not None)
+
+
+def _export(store: SweepStore, result: SweepResult) -> SweepResult:
+    """Write the winner's files into the sweep's folder; what cannot be written is the failure."""
+    try:
+        refused = export(store.folder, store.folder, allow_unproven=False).refused
+    except AutotuneError as error:
+        refused = str(error)
+    return dataclasses.replace(result, failure=refused)
 
 
 def calibrate_sweep(sweep: Sweep, store: SweepStore, console: Any) -> CalibrationRecord | None:
@@ -171,7 +197,7 @@ def _write_inputs(sweep: Sweep, store: SweepStore) -> None:
         raise BadInputError(
             f"{store.folder} holds a sweep with other settings than the file has now.",
             "Give the sweep another `name`, or remove the folder. Only search.num_trials, "
-            "search.max_concurrent, the budgets and wandb may change when a sweep goes on.",
+            "search.max_concurrent, the budgets, verify and wandb may change when a sweep goes on.",
         )
     store.write(CONFIG_FILE, text)
     store.write(VERSIONS_FILE, with_this_run(store.folder / VERSIONS_FILE))
@@ -189,18 +215,9 @@ def identity(config: str) -> dict[str, Any]:
     content: dict[str, Any] = yaml.safe_load(config)
     for key in ("num_trials", "max_concurrent", "max_gpu_hours", "max_hours"):
         content["search"].pop(key, None)
-    for key in ("output_dir", "output_uri", "wandb"):
+    for key in ("output_dir", "output_uri", "wandb", "verify"):
         content.pop(key, None)
     return content
-
-
-def versions() -> Mapping[str, str]:
-    """Return package -> installed version, Python and platform included."""
-    found = {"python": platform.python_version(), "platform": platform.platform()}
-    for package in PACKAGES:
-        with contextlib.suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
 
 
 def _tune(sweep: Sweep, store: SweepStore, console: Any) -> SweepResult:

@@ -13,18 +13,21 @@ ROWS: tuple[tuple[str, ...], ...] = (
     (
         *("config", "settings", "domain", "knobs", "space", "yaml_file", "objective"),
         *("trial_metrics", "measure", "models", "landscape"),
-        *("verification", "comparison", "launch_script", "placement"),
-        *(f"verl_bridge.{name}" for name in ("job", "overrides", "paths", "rules", "schema")),
+        *("verification", "comparison", "placement"),
+        *("launch_script", "shell_scanner", "shell_words"),
+        *("verl_bridge.config_file", "verl_bridge.job", "verl_bridge.overrides"),
+        *("verl_bridge.paths", "verl_bridge.rules", "verl_bridge.schema"),
         "verl_bridge.overlap_rules",
     ),
     (
         *("sampler", "study", "budget", "early_stop", "search", "warm_start"),
         *("store", "report", "export", "mirror", "published", "fetching"),
+        *("provenance", "versions"),
     ),
     ("verl_bridge",),
     (
         *("progress", "stop", "trial", "tuning", "calibrate"),
-        *("replay", "in_order", "sweep", "wandb_process"),
+        *("replay", "in_order", "verify", "sweep", "wandb_process"),
     ),
     ("submission", "cluster", "kubernetes", "doctor", "plan", "commands", "cli"),
 )

@@ -11,8 +11,9 @@ from autotune.config import Sweep
 from autotune.errors import SweepError
 from autotune.models.calibration import Calibration, CollectiveCost
 from autotune.models.calibration_record import CalibrationRecord
-from autotune.sweep import versions, with_calibration, with_this_run
+from autotune.sweep import with_calibration, with_this_run
 from autotune.verl_bridge.overrides import leaves
+from autotune.versions import versions
 
 ACTOR_OVERLAP = "actor_rollout_ref.actor.fsdp_config.wrap_policy.overlap"
 COST = CollectiveCost(latency_s=1e-4, bandwidth_bytes_per_s=1e9)

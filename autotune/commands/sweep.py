@@ -15,7 +15,9 @@ from autotune.errors import ExitCode
 
 if TYPE_CHECKING:
     from autotune.objective import TrialRecord
+    from autotune.report.reading import SweepData
     from autotune.settings import ObjectiveConfig
+    from autotune.sweep import SweepResult
 
 SUMMARY = "run a sweep, or go on with an interrupted one"
 
@@ -48,6 +50,7 @@ def run(options: argparse.Namespace) -> ExitCode:
     from autotune.report.page import HTML_FILE, write_report
     from autotune.report.reading import read_sweep
     from autotune.report.summary import summary_text
+    from autotune.report.verify_text import verification_text
     from autotune.sweep import run_sweep, store_of
     from autotune.wandb_process import wandb_process
 
@@ -70,6 +73,10 @@ def run(options: argparse.Namespace) -> ExitCode:
         if result.stop_reason:
             print(result.stop_reason)
         print(f"Records: {folder}\nReport: {folder / HTML_FILE}", flush=True)
+        if result.verification is not None:
+            print(verification_text(result.verification))
+        if result.is_complete and result.best is not None:
+            print(next_step(result, data))
     if result.failure:
         print(f"autotune: {result.failure}", file=sys.stderr)
         return ExitCode.FAILED
@@ -92,3 +99,21 @@ def front_text(records: "Sequence[TrialRecord]", objective: "ObjectiveConfig") -
         knobs = ", ".join(f"{name}={value}" for name, value in record.params.items())
         lines.append(f"  trial {record.number}: {values} [{knobs}]")
     return "\n".join(lines)
+
+
+def next_step(result: "SweepResult", data: "SweepData") -> str:
+    """Say how the best setting gets into production."""
+    if result.verification is not None and result.verification.winner is not None:
+        return (
+            f"Production: python -m verl.trainer.main_ppo --config-path {data.folder} "
+            "--config-name best"
+        )
+    if result.verification is not None:
+        return (
+            "Nothing is proven. Raise verify.max_jobs and run again, or write the best setting as "
+            f"it is: autotune export {data.folder} --allow-unproven"
+        )
+    return (
+        f"Not verified: autotune verify {data.folder}, or, as it is: autotune export "
+        f"{data.folder} --allow-unproven"
+    )

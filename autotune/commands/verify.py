@@ -6,7 +6,6 @@ Runs in the driver. The module's head imports nothing heavy, so that ``--help`` 
 
 import argparse
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,18 +37,19 @@ def run(options: argparse.Namespace) -> ExitCode:
     from rich.console import Console
 
     from autotune.report.verify_text import verification_text
+    from autotune.sweep import calibrate_sweep, with_calibration
     from autotune.tuning import cluster
     from autotune.verify import Verifier, attempt_of
 
     console = Console()
     sweep, store, candidates, claim = _what(options)
-    with store.locked():
+    with store.locked(), cluster(sweep, options.address):
+        sweep = with_calibration(sweep, calibrate_sweep(sweep, store, console))
         attempt = attempt_of(sweep, store, candidates, again=options.again)
         verifier = Verifier(
             sweep, store, candidates, console=console, attempt=attempt, claim=claim
         )
-        with cluster(sweep, options.address) if verifier.needs_jobs else nullcontext():
-            found = verifier.run()
+        found = verifier.run()
     if found is None:
         print("Interrupted; run the command without --again to go on.", file=sys.stderr)
         return ExitCode.INTERRUPTED

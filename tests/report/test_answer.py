@@ -114,10 +114,3 @@ def test_a_lost_trial_costs_what_its_clock_says() -> None:
 
 def test_there_is_no_production_command_before_best_yaml_is_there() -> None:
     assert answer(sweep_data([trial(0)], has_best_file=False)).production is None
-
-
-def test_a_repetition_of_the_baseline_that_wins_is_the_baseline() -> None:
-    again = trial(7, 101.0, setting=trial(0).setting, params=trial(0).params)
-    found = answer(sweep_data([trial(0), again]))
-    assert found.verdict is Verdict.BASELINE_IS_BEST and found.gain is None
-    assert found.num_repetitions == 2
