@@ -239,7 +239,6 @@ class Verifier:
             run_tuner(
                 searcher,
                 trials_of(self._sweep, logs, always_cold=True),
-                folder=self._store.folder / "tune_verify",
                 max_concurrent=1,
                 callbacks=[],
             )
