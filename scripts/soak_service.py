@@ -21,7 +21,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +32,13 @@ from ray.cluster_utils import Cluster
 from ray.util import list_named_actors
 from ray.util.placement_group import placement_group_table
 
-from autotune.config import load_sweep
+from autotune.config import Sweep, load_sweep
 from autotune.errors import SweepError
 from autotune.objective import RECORD, TrialRecord, TrialState, timestamp
 from autotune.placement import bundles
 from autotune.search import SweepSearcher
 from autotune.store import SweepStore
-from autotune.tuning import run_tuner
+from autotune.tuning import connection, run_tuner
 
 ROOT = Path(__file__).parents[1]
 SWEEP_FILE = ROOT / "search_spaces" / "quickstart_cpu.yaml"
@@ -127,42 +127,37 @@ def fault_of(number: int) -> str:
 
 
 class Saboteur:
-    """Kills what the trials' notes name, from a thread of the driver."""
+    """Kills what the trials' notes name; works in the main thread, where Ray can start nodes."""
 
     def __init__(self, notes: Path, cluster: Cluster) -> None:
         self._notes = notes
         self._cluster = cluster
-        self._ended = threading.Event()
         self.children: set[int] = set()
         self.done: Counter[str] = Counter()
-        self._thread = threading.Thread(target=self._work, daemon=True)
-        self._thread.start()
 
-    def end(self) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _work(self) -> None:
-        while not self._ended.wait(0.1):
+    def work_while(self, run: threading.Thread) -> None:
+        """Commit faults until the run ends."""
+        while run.is_alive():
             for path in self._notes.glob("*.json"):
                 note = json.loads(path.read_text())
                 path.unlink()
                 self.children.add(note["child"])
                 if note["fault"]:
                     self._commit(note)
+            time.sleep(0.1)
 
     def _commit(self, note: dict[str, Any]) -> None:
         fault = note["fault"]
         self.done[fault] += 1
         if fault == "process":
-            os.killpg(note["child"], signal.SIGKILL)
+            _kill(note["child"])
         if fault == "actor":
-            os.kill(note["actor"], signal.SIGKILL)
-            # A trial's child dies with its actor where it reads from it; this one only sleeps.
-            os.killpg(note["child"], signal.SIGKILL)
+            _kill(note["actor"])
         if fault == "node":
             self._replace(note["node"])
-            os.killpg(note["child"], signal.SIGKILL)
+        if fault in ("actor", "node"):
+            # A trial's child dies with its actor, because it reads from it; this one only sleeps.
+            _kill(note["child"])
 
     def _replace(self, node_id: str) -> None:
         for node in list(self._cluster.worker_nodes):
@@ -171,22 +166,25 @@ class Saboteur:
                 self._cluster.add_node(num_cpus=2)
 
 
+def _kill(pid: int) -> None:
+    """Kill a process that may have gone already."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
 @contextmanager
-def small_cluster() -> Iterator[Cluster]:
+def small_cluster(sweep: Sweep) -> Iterator[Cluster]:
     """A head for the driver and two nodes for the trials."""
+    # Workers import the toy trial from this file.
+    here = str(Path(__file__).parent)
+    os.environ["PYTHONPATH"] = os.pathsep.join([here, os.environ.get("PYTHONPATH", "")])
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
-    for _ in range(2):
-        cluster.add_node(num_cpus=2)
-    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-    ray.init(
-        address=cluster.address,
-        log_to_driver=False,
-        runtime_env={"env_vars": {"PYTHONPATH": path}},
-    )
     try:
-        yield cluster
+        for _ in range(2):
+            cluster.add_node(num_cpus=2)
+        with connection(sweep, cluster.address):
+            yield cluster
     finally:
-        ray.shutdown()
         cluster.shutdown()
 
 
@@ -228,7 +226,7 @@ def main() -> None:
         ],
         is_elsewhere=True,
     )
-    with tempfile.TemporaryDirectory() as folder, small_cluster() as cluster:
+    with tempfile.TemporaryDirectory() as folder, small_cluster(sweep) as cluster:
         notes = Path(folder) / "notes"
         notes.mkdir()
         saboteur = Saboteur(notes, cluster)
@@ -246,8 +244,13 @@ def main() -> None:
                 tune.with_parameters(SoakTrial, notes=notes),
                 tune.PlacementGroupFactory([{}, *bundles(sweep.config.resources)]),
             )
-            run_tuner(searcher, trainable, max_concurrent=2, callbacks=[])
-        saboteur.end()
+            run = threading.Thread(
+                target=run_tuner,
+                args=(searcher, trainable),
+                kwargs={"max_concurrent": 2, "callbacks": []},
+            )
+            run.start()
+            saboteur.work_while(run)
         records = store.read_trials()
         counts = left_over(saboteur.children)
     sys.exit(report(num_trials, records, saboteur.done, counts, searcher.failure))
