@@ -77,7 +77,7 @@ def findings(sweep: Sweep, cluster: ClusterFacts) -> list[Finding]:
     for name, check in _CHECKS.items():
         lines = list(check(sweep, cluster))
         if all(line.level is Level.OK for line in lines) and not lines:
-            lines = [Finding(check=name, level=Level.OK, text="nothing to say")]
+            lines = [Finding(check=name, level=Level.OK, text="in order")]
         found += lines
     return found
 
