@@ -236,13 +236,16 @@ def _output(sweep: Sweep, cluster: ClusterFacts) -> Iterator[Finding]:
 
 
 def _wandb(sweep: Sweep, cluster: ClusterFacts) -> Iterator[Finding]:
-    driver = cluster.nodes[0]
-    if driver.wandb_mode == "online" and not driver.has_wandb_key:
-        text = "WANDB_MODE is online, but there is no key"
-        mend = "Set WANDB_API_KEY on the node that runs the driver, or WANDB_MODE=offline."
+    driver, mode = cluster.nodes[0], sweep.config.wandb.mode
+    where = "wandb.mode"
+    if mode == "auto":
+        where = "WANDB_MODE"
+        mode = driver.wandb_mode or ("online" if driver.has_wandb_key else "offline")
+    if mode == "online" and not driver.has_wandb_key:
+        text = f"{where} is online, but there is no key"
+        mend = "Set WANDB_API_KEY on the node that runs the driver, or wandb.mode: offline."
         yield Finding(check="wandb", level=Level.ERROR, text=text, mend=mend)
         return
-    mode = driver.wandb_mode or ("online" if driver.has_wandb_key else "offline, there is no key")
     yield Finding(check="wandb", level=Level.OK, text=mode)
 
 

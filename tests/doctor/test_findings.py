@@ -124,6 +124,13 @@ def test_nodes_with_different_nccl_variables_are_a_warning(sweep: Sweep) -> None
     assert (check, level) == ("nccl", Level.WARNING)
 
 
+def test_the_sweeps_own_wandb_mode_wins(sweep: Sweep) -> None:
+    sweep.config.wandb.mode = "online"
+    found = bad(examined(sweep, node(wandb_mode="offline", has_wandb_key=False)))
+    sweep.config.wandb.mode = "auto"
+    assert found == [("wandb", Level.ERROR, "wandb.mode is online, but there is no key")]
+
+
 def test_a_full_disk_for_the_records_is_a_warning(sweep: Sweep) -> None:
     [(check, level, _)] = bad(examined(sweep, output_free_gib=0.2))
     assert (check, level) == ("output", Level.WARNING)
