@@ -131,3 +131,16 @@ def test_tensor_parallelism_that_the_models_heads_refuse_is_refused(here: None) 
             FOLDER / f"{SCENARIOS[0]}.yaml",
             ["knobs.rollout_tensor_model_parallel_size={choices: [8]}"],
         )
+
+
+@pytest.mark.parametrize("name", PPO)
+def test_what_is_tried_first_is_valid_and_new(name: str, here: None) -> None:
+    sweep = load(name)
+    baseline = sweep.space.baseline()
+    assert sweep.config.search.first
+    for change in sweep.config.search.first:
+        setting = {**baseline, **change}
+        assert sweep.space.is_valid(setting), change
+        assert setting != baseline
+        for knob, value in change.items():
+            assert value in (sweep.config.knobs[knob].choices or []), knob

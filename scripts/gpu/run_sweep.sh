@@ -36,7 +36,9 @@ if [[ "$(cat "$site/bundle.stamp" 2>/dev/null)" != "$stamp" ]]; then
 fi
 source "$site/env.sh"
 
-# This package, as installed: verl finds its plug-ins through the package's metadata.
+# This package, as installed: verl finds its plug-ins through the package's metadata. What an earlier
+# build left would be installed too, modules included that are no more.
+rm -rf "$root/build"
 "$python" -m pip install --quiet --no-index --no-deps --no-build-isolation --no-compile --upgrade \
   --target "$site" "$root"
 
