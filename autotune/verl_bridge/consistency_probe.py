@@ -265,7 +265,10 @@ def _reshard(engine: Any) -> None:
 
 
 def _local_parameters(engine: Any) -> Iterator[torch.Tensor]:
+    """Iterate over this rank's part of the weights that are trained."""
     for parameter in engine.module.parameters():
+        if not parameter.requires_grad:
+            continue
         data = parameter.detach()
         yield data.to_local() if hasattr(data, "to_local") else data
 
