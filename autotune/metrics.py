@@ -45,7 +45,7 @@ PHASES = (
 """verl's ``timing_s/*`` phases of one step, in the order in which they run."""
 
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "other")
-"""What a collective does, as in :class:`autotune.measure.overlap.Kind`."""
+"""What a collective does, as in :class:`autotune.measure.traces.Kind`."""
 
 _ALL = (
     Metric(

@@ -193,8 +193,10 @@ def _peak_bytes(device: str) -> int | None:
 
 def _profiled(update: Any) -> dict[str, Any]:
     """Run one update under the profiler; return its communication over all ranks."""
-    from autotune.measure.kineto import StepProfiler, measure_clock_offset_us
-    from autotune.measure.overlap import length, merge, step_communication
+    from autotune.measure.clocks import measure_clock_offset_us
+    from autotune.measure.communication import step_communication
+    from autotune.measure.intervals import length, merge
+    from autotune.measure.kineto import StepProfiler
 
     profiler = StepProfiler(dist.get_rank(), clock_offset_us=measure_clock_offset_us())
     dist.barrier()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from autotune.measure.overlap import Kind
+from autotune.measure.traces import Kind
 from autotune.metrics import DETAILS, KINDS, METRICS, Direction, describe, phase_metric
 
 

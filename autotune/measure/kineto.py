@@ -1,7 +1,7 @@
 """Which collectives and which compute did the PyTorch profiler see on this rank?
 
 Runs in verl's workers, around one step. Reads the profiler's events in memory (nanoseconds since
-the epoch) and returns a `RankTrace` (microseconds); no trace file. Ratios are made in `overlap.py`.
+the epoch) and returns a `RankTrace` (microseconds); no trace file. `communication.py` makes ratios.
 
 On GPUs: collectives are NCCL kernels, compute is every other kernel. Copies and fills of memory are
 neither, as in HolisticTraceAnalysis. On CPUs: collectives are Gloo's events, one from the moment a

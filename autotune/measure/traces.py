@@ -1,7 +1,7 @@
 """What one rank saw of one step: its collectives and when it computed.
 
-Made in verl's workers (`kineto.py`), read in the trainer process of a trial (`overlap.py`). Times
-are microseconds on the rank's own clock, sizes are bytes.
+Made in verl's workers (`kineto.py`), read in the trainer process of a trial (`communication.py`).
+Times are microseconds on the rank's own clock, sizes are bytes.
 """
 
 import dataclasses

@@ -10,8 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from autotune.measure.communication import (
+    US_PER_S,
+    Reasons,
+    phase_communication,
+    step_communication,
+)
 from autotune.measure.kl import kl_from_start, rank_divergence
-from autotune.measure.overlap import US_PER_S, Reasons, phase_communication, step_communication
 from autotune.measure.traces import RankTrace
 from autotune.metrics import (
     COMMUNICATION,

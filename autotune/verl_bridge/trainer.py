@@ -17,7 +17,7 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.config import TrainingWorkerConfig
 from verl.workers.utils.losses import value_loss
 
-from autotune.measure.overlap import Reasons
+from autotune.measure.communication import Reasons
 from autotune.verl_bridge.consistency_probe import ProbeOfRank, ProbeSettings
 from autotune.verl_bridge.group_workers import ExistingGroupManager, group_workers
 from autotune.verl_bridge.step_report import (

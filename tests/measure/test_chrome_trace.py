@@ -19,8 +19,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from autotune.measure.clocks import measure_clock_offset_us
+from autotune.measure.communication import step_communication
 from autotune.measure.kineto import StepProfiler
-from autotune.measure.overlap import step_communication
 from autotune.measure.traces import RankTrace
 
 DATA = Path(__file__).parents[1] / "data" / "chrome_gloo_2_ranks"

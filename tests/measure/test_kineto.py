@@ -19,9 +19,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from autotune.measure.clocks import measure_clock_offset_us
+from autotune.measure.communication import step_communication
 from autotune.measure.flight_recorder import Launch
 from autotune.measure.kineto import StepProfiler, cpu_trace, device_trace
-from autotune.measure.overlap import step_communication
 from autotune.measure.traces import Kind, RankTrace
 
 NUM_LAYERS = 3

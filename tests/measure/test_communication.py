@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.measure.overlap import phase_communication, step_communication
+from autotune.measure.communication import phase_communication, step_communication
 from autotune.measure.traces import Collective, Kind, RankTrace
 
 RECORDED = Path(__file__).parents[1] / "data" / "fsdp2_step_gloo_2_ranks.json"
