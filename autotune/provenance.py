@@ -204,18 +204,18 @@ def _ratio(after: TrialRecord, before: TrialRecord, objective: str) -> float | N
 
 def _hardware_lines(data: SweepData, choice: Choice) -> list[str]:
     resources, links = data.config.resources, data.calibration
-    device = links["device_name"] if links is not None else resources.device
+    device = links.device_name if links is not None else resources.device
     lines = [
         f"Measured {choice.record.ended_at[:10]} on {resources.nodes} node(s) x "
         f"{resources.ranks_per_node} {device}, world size {resources.num_ranks}."
     ]
     if links is None:
         return [*lines, "Links: not calibrated."]
-    gather = links["constants"]["all_gather"]
+    gather = links.constants.all_gather
     return [
         *lines,
-        f"Links ({links['backend']}): all-gather {gather['bandwidth_bytes_per_s'] / 1e9:.3g} GB/s "
-        f"after {gather['latency_s'] * 1e6:.3g} us, calibrated {links['measured_at'][:10]}.",
+        f"Links ({links.backend}): all-gather {gather.bandwidth_bytes_per_s / 1e9:.3g} GB/s "
+        f"after {gather.latency_s * 1e6:.3g} us, calibrated {links.measured_at[:10]}.",
     ]
 
 

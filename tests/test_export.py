@@ -22,6 +22,7 @@ from autotune.export import (
     Exported,
     export,
 )
+from autotune.knobs import KnobValue
 from autotune.launch_script import parse_launch_script, script_of
 from autotune.objective import TrialRecord, TrialState, evaluate
 from autotune.provenance import read_claim
@@ -81,7 +82,7 @@ PROTOCOL = TrialConfig(
 def trial(number: int, micro: int, throughput: float, exposed: float = 0.1) -> TrialRecord:
     metrics: dict[str, float | None] = {OBJECTIVE: throughput, LIMIT.metric: exposed}
     violations, feasible = evaluate(metrics, [LIMIT])
-    setting = {MICRO: micro, SCORING: micro}
+    setting: dict[str, KnobValue] = {MICRO: micro, SCORING: micro}
     overrides = [f"{KEY}={micro}", *(f"{key}={micro}" for key in SCORING_KEYS)]
     return TrialRecord(
         number=number,
