@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from test_sweep import RECORD
 from test_verification import verification
 from verify_cases import LIMIT, OBJECTIVE
 
@@ -37,6 +38,7 @@ from autotune.settings import (
 from autotune.store import (
     BASE_JOB_FILE,
     BEST_FILE,
+    CALIBRATION_FILE,
     CONFIG_FILE,
     VERIFICATION_FILE,
     VERSIONS_FILE,
@@ -135,6 +137,7 @@ def make_folder(
         store.write(CONFIG_FILE, to_yaml(config))
         store.write(VERSIONS_FILE, yaml.safe_dump([{"versions": VERSIONS}]))
         store.write(BASE_JOB_FILE, job.to_json())
+        store.write(CALIBRATION_FILE, RECORD.to_json())
         for record in trials:
             store.append_trial(record)
         if decision is not None:
@@ -174,7 +177,8 @@ def test_the_head_says_how_sure_it_is_where_and_with_what_it_was_measured(proven
     assert "commit abc: sweep 'tiny', trial 3." in text
     assert "PROVEN: 1.5 times the base job" in text and "95 % interval 1.4 to 1.6" in text
     assert "exposed_comm_ratio: 10 % [9 % to 11 %], limit 20 %" in text
-    assert "1 node(s) x 2 cpu, world size 2." in text and "verl 0.9.1" in text
+    assert "1 node(s) x 2 CPU, world size 2." in text and "verl 0.9.1" in text
+    assert "Links (gloo): all-gather 1 GB/s after 100 us, calibrated 2026-01-01." in text
     claim = read_claim(text)
     assert claim is not None and claim["gain_ratio"] == [1.4, 1.5, 1.6] and claim["proven"]
 
