@@ -20,6 +20,7 @@ from verl.workers.utils.losses import value_loss
 from autotune.measure.communication import Reasons
 from autotune.verl_bridge.consistency_probe import ProbeOfRank, ProbeSettings
 from autotune.verl_bridge.group_workers import ExistingGroupManager, group_workers
+from autotune.verl_bridge.startup_times import as_metrics, slowest
 from autotune.verl_bridge.step_report import (
     StepValues,
     divergence_metrics,
@@ -152,6 +153,8 @@ class TrialTrainer(SyncOnAnyPlatform):
             weight_sync_s=metrics["timing_s/update_weights"],
             why_no_kl=self._why_no_kl(),
         )
+        if step == 1:
+            values.update(as_metrics(slowest(self.actor_rollout_wg.startup_s())))
         for own, reasons in self._probe_metrics(step):
             values.update(own)
             absent.update(reasons)

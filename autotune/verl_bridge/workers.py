@@ -25,8 +25,14 @@ from autotune.verl_bridge.consistency_probe import (
     run_probe,
     score_probe,
 )
+from autotune.verl_bridge.startup_times import StartupTimes
 from autotune.verl_bridge.step_report import RankStep
 from autotune.verl_bridge.worker_phases import METER, in_phase
+
+STARTUP = StartupTimes()
+"""Parts of the start in this process: ``engines`` (of all roles), in it ``model_load`` and ``fsdp``
+(wrapping and sharding); ``servers`` (from the last engine to the first step: rollout servers, agent
+loops, the consistency probe, first weights)."""
 
 # verl makes the members of Dispatch at run time.
 _on_all_ranks = register(dispatch_mode=getattr(Dispatch, "ONE_TO_ALL"))
@@ -116,6 +122,14 @@ class TrialTrainingWorker(GlooTrainingWorker):
         TrialTrainingWorker.__init__(self, config)
         self.reset()
 
+    @_on_all_ranks
+    def reset(self) -> None:
+        """Build the engine, with its parts timed."""
+        engine = self.engine
+        engine._build_module = STARTUP.timed("model_load", engine._build_module)
+        engine._build_fsdp_module = STARTUP.timed("fsdp", engine._build_fsdp_module)
+        STARTUP.timed("engines", super().reset)()
+
     def train_batch(self, data: Any) -> Any:
         output = super().train_batch(data)
         self.num_updates += 1
@@ -156,6 +170,7 @@ class TrialActorRolloutRefWorker(GlooActorRolloutRefWorker):
     @_on_all_ranks
     def init_model(self) -> None:
         super().init_model()
+        STARTUP.begin("servers")
         self._consistency = _KLConsistency(self.actor.loss_fn, self.actor)
         self.actor.set_loss_fn(self._consistency)
 
@@ -194,6 +209,7 @@ class TrialActorRolloutRefWorker(GlooActorRolloutRefWorker):
     @_on_all_ranks
     def begin_step(self, profile: bool) -> None:
         """Forget the last step's measurements; record this step with the profiler if asked."""
+        STARTUP.begin(None)
         self._consistency.reset()
         self.actor.num_updates = 0
         self._profiler = self._trace = None
@@ -207,6 +223,11 @@ class TrialActorRolloutRefWorker(GlooActorRolloutRefWorker):
             )
             dist.barrier()
             self._profiler.start()
+
+    @_on_all_ranks
+    def startup_s(self) -> dict[str, float]:
+        """Return what the parts of the last start took, once."""
+        return STARTUP.take()
 
     @_on_all_ranks
     def stop_profiler(self) -> None:
