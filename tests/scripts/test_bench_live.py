@@ -1,0 +1,91 @@
+"""The comparison of live and cold trials: which settings, and what is made of their numbers."""
+
+import os
+import runpy
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from objective_cases import record, step
+
+from autotune.config import Sweep, load_sweep
+from autotune.in_order import SettingRun
+from autotune.knobs import KNOBS
+from autotune.objective import StepKind
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def script() -> dict[str, Any]:
+    return runpy.run_path(str(ROOT / "scripts" / "bench_live.py"))
+
+
+@pytest.fixture(scope="module")
+def sweep() -> Iterator[Sweep]:
+    make_assets = [sys.executable, "scripts/make_demo_assets.py", "--out", "demo/tiny"]
+    subprocess.run(make_assets, cwd=ROOT, check=True)
+    before = os.getcwd()
+    os.chdir(ROOT)
+    yield load_sweep(ROOT / "search_spaces" / "quickstart_cpu.yaml")
+    os.chdir(before)
+
+
+def run(rank_seconds: float, startup_s: float, **parts: float) -> SettingRun:
+    metrics = {f"autotune/startup_{part}_s": value for part, value in parts.items()}
+    first = step(1, StepKind.WARMUP, metrics={**metrics, "timing_s/step": 5.0})
+    return SettingRun(
+        record=record(0, metrics={"startup_s": startup_s, "step_s": 2.0}),
+        steps=(first,),
+        rank_seconds=rank_seconds,
+    )
+
+
+COLD = [run(120.0, 50.0, engines=8.0, model_load=3.0, fsdp=4.0, servers=10.0)] * 2
+LIVE = [run(120.0, 50.0, engines=8.0, servers=10.0), run(10.0, 1.0), run(20.0, 1.0)]
+
+
+def test_settings_differ_and_a_live_job_can_follow_them(
+    script: dict[str, Any], sweep: Sweep
+) -> None:
+    settings = script["pick_settings"](sweep, 8, seed=1)
+    assert settings[0] == sweep.space.baseline()
+    assert len({tuple(setting.items()) for setting in settings}) == 8
+    for setting in settings:
+        assert sweep.space.is_valid(setting)
+        changed = [name for name, value in setting.items() if value != settings[0][name]]
+        assert all(KNOBS[name].transition in script["FOLLOWED"] for name in changed)
+
+
+def test_one_seed_gives_the_same_settings_each_time(script: dict[str, Any], sweep: Sweep) -> None:
+    pick = script["pick_settings"]
+    assert pick(sweep, 6, seed=3) == pick(sweep, 6, seed=3)
+
+
+def test_more_settings_than_there_are_is_said(script: dict[str, Any], sweep: Sweep) -> None:
+    with pytest.raises(SystemExit, match="fewer than 100000 settings"):
+        script["pick_settings"](sweep, 100000, seed=1)
+
+
+def test_ratios_are_those_of_rank_seconds_a_setting(script: dict[str, Any]) -> None:
+    lines = [line.split() for line in script["table"](LIVE, COLD).splitlines()]
+    # cold 120; live (120 + 10 + 20) / 3 = 50, after the first (10 + 20) / 2 = 15
+    assert lines[1] == ["cold", "120.0", "50.0", "2.00", "1.0"]
+    assert lines[2] == ["live", "50.0", "1.0", "2.00", "2.4"]
+    assert lines[3] == ["live", "after", "the", "first", "15.0", "1.0", "2.00", "8.0"]
+
+
+def test_a_start_is_split_into_parts_that_add_up(script: dict[str, Any]) -> None:
+    text = script["startup"](COLD)
+    seconds = {line[:26].strip(): float(line[26:].split()[0]) for line in text.splitlines()}
+    assert seconds == {
+        "processes, imports": 32.0,
+        "engines": 8.0,
+        "loading models": 3.0,
+        "FSDP": 4.0,
+        "rollout, first weights": 10.0,
+        "first step over later": 3.0,
+    }
