@@ -189,6 +189,8 @@ def sync(folder: Path, config: WandbConfig, *, timeout_s: float | None) -> str:
     try:
         done = subprocess.run(
             [*command, *map(str, unsent)],
+            # wandb keeps the log of its command below the current folder.
+            cwd=folder,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -5,6 +5,14 @@ from report_cases import MICRO, THROUGHPUT, failed, measured, sweep_data, trial
 
 from autotune.objective import TrialState
 from autotune.report.answer import Change, Verdict, answer, gpu_seconds, step_interval
+from autotune.verification import (
+    CandidateResult,
+    ConstraintCheck,
+    Decision,
+    Estimate,
+    Verification,
+)
+from autotune.verification import Verdict as ConstraintVerdict
 
 
 def test_the_best_feasible_trial_wins_by_its_ratio_to_the_baseline() -> None:
@@ -114,3 +122,66 @@ def test_a_lost_trial_costs_what_its_clock_says() -> None:
 
 def test_there_is_no_production_command_before_best_yaml_is_there() -> None:
     assert answer(sweep_data([trial(0)], has_best_file=False)).production is None
+
+
+def verification(decision: Decision, low: float, high: float) -> Verification:
+    """Trial 1 compared with the baseline in five pairs of cold jobs."""
+    memory = Estimate(value=0.45, low=0.4, high=0.54, num_jobs=5)
+    check = ConstraintCheck(
+        metric="peak_memory_ratio",
+        max=0.9,
+        measured=memory,
+        baseline=Estimate(value=0.3, low=0.3, high=0.3, num_jobs=5),
+        verdict=ConstraintVerdict.KEPT,
+        absent="",
+    )
+    candidate = CandidateResult(
+        number=1,
+        setting=dict(trial(1).setting),
+        overrides=[],
+        decision=decision,
+        reason="",
+        gain_ratio=Estimate(value=(low + high) / 2, low=low, high=high, num_jobs=5),
+        objective=None,
+        constraints=[check],
+        num_jobs=5,
+    )
+    return Verification(
+        sweep="demo",
+        objective=THROUGHPUT,
+        confidence=0.95,
+        interval_width_ratio=0.1,
+        baseline=None,
+        candidates=[candidate],
+        winner=1 if decision is Decision.PROVEN else None,
+        num_jobs=10,
+        max_jobs=15,
+        why_ended="",
+        gpu_seconds=100.0,
+        started_at="2026-01-01T00:00:00+00:00",
+        ended_at="2026-01-01T00:10:00+00:00",
+    )
+
+
+def test_a_proven_trial_wins_over_a_luckier_one_with_the_verified_interval() -> None:
+    proof = verification(Decision.PROVEN, 1.5, 1.7)
+    found = answer(sweep_data([trial(0), trial(1, 150.0), trial(2, 170.0)], verification=proof))
+    assert found.verdict is Verdict.PROVEN
+    assert found.winner is not None and found.winner.number == 1
+    assert found.gain is not None and (found.gain.low, found.gain.high) == (1.5, 1.7)
+    assert found.gain.basis == "5 pairs of cold jobs, interleaved"
+
+
+def test_verified_limits_carry_the_interval_over_cold_jobs() -> None:
+    proof = verification(Decision.PROVEN, 1.5, 1.7)
+    [memory, exposed] = answer(sweep_data([trial(0), trial(1, 150.0)], verification=proof)).limits
+    assert (memory.value, memory.low, memory.high, memory.baseline) == (0.45, 0.4, 0.54, 0.3)
+    assert exposed.low is None
+
+
+@pytest.mark.parametrize("decision", [Decision.NOT_PROVEN, Decision.WORSE])
+def test_a_verification_that_proves_nothing_is_said(decision: Decision) -> None:
+    proof = verification(decision, 0.9, 1.1)
+    found = answer(sweep_data([trial(0), trial(1, 150.0)], verification=proof))
+    assert found.verdict.value == decision.value
+    assert found.gain is not None and found.gain.low == 0.9

@@ -53,7 +53,9 @@ def test_n_trials_give_n_runs_and_one_for_the_sweep(runs: list[OfflineRun]) -> N
 
 def test_wandb_itself_finds_as_many_runs_to_send(sweep: SweepData) -> None:
     command = [sys.executable, "-m", "wandb", "sync", "--dry-run", str(sweep.folder / "wandb")]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        command, cwd=sweep.folder, capture_output=True, text=True, check=True
+    )
     assert f"Would sync {NUM_TRIALS + 1} run(s)" in done.stdout + done.stderr
 
 
