@@ -351,6 +351,14 @@ def _row(key: tuple[str, int, str], group: list[dict[str, Any]]) -> dict[str, An
     }
 
 
+def write_figures(path: Path, rows: list[dict[str, Any]], notes: list[str]) -> None:
+    """Write the rows, one a line, with the command that makes them and what to know about them."""
+    head = {"command": "python scripts/bench_search.py --seeds 100", "notes": notes}
+    lines = [f" {json.dumps(name)}: {json.dumps(value)}," for name, value in head.items()]
+    body = ",\n".join(f"  {json.dumps(row)}" for row in rows)
+    path.write_text("\n".join(["{", *lines, ' "rows": [', body, " ]", "}"]) + "\n")
+
+
 def table(rows: list[dict[str, Any]]) -> str:
     """Return the rows as Markdown."""
     titles = {
@@ -396,8 +404,7 @@ def main() -> None:
         print(table(json.loads(Path(options.table).read_text())["rows"]))
         return
     rows = summary(run_all(options))
-    figures = {"command": "python scripts/bench_search.py --seeds 100", "rows": rows}
-    Path(options.out).write_text(json.dumps(figures, indent=1) + "\n")
+    write_figures(Path(options.out), rows, [])
     print(table(rows))
 
 
