@@ -19,7 +19,6 @@ import verl
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from verl.utils import fsdp_utils
-from verl.workers.engine.fsdp import transformer_impl
 
 from autotune.errors import TrialStartError
 from autotune.models.overlap_plan import Plan, Work, make_plan
@@ -47,7 +46,10 @@ def planned_wrapping(
     Raises:
         TrialStartError: verl wraps models in a way that this package does not know.
     """
-    _check_verl()
+    # Importing it makes verl load this package's engines, which import this module.
+    from verl.workers.engine.fsdp import transformer_impl
+
+    _check_verl(transformer_impl.apply_fsdp2)
 
     def apply(model: nn.Module, fsdp_kwargs: Mapping[str, Any], config: Any) -> None:
         keep(wrap(model, fsdp_kwargs, config, settings=settings, work=work))
@@ -60,8 +62,8 @@ def planned_wrapping(
         transformer_impl.apply_fsdp2 = original
 
 
-def _check_verl() -> None:
-    parameters = list(inspect.signature(transformer_impl.apply_fsdp2).parameters)
+def _check_verl(apply_fsdp2: Callable[..., object]) -> None:
+    parameters = list(inspect.signature(apply_fsdp2).parameters)
     if not verl.__version__.startswith(_VERL_VERSIONS) or parameters != _PARAMETERS:
         raise TrialStartError(
             f"wrap_policy.overlap is set, but this verl ({verl.__version__}) wraps models with "
