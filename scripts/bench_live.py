@@ -24,9 +24,9 @@ from autotune.config import Sweep, load_sweep
 from autotune.in_order import Setting, SettingRun, run_cold, run_live
 from autotune.knobs import KNOBS, Transition
 from autotune.store import write_atomic
-from autotune.sweep import versions
 from autotune.tuning import cluster
 from autotune.verl_bridge.startup_times import PREFIX
+from autotune.versions import versions
 
 PARTS = ("engines", "model_load", "fsdp", "servers")
 """Parts of a start that workers report, see :mod:`autotune.verl_bridge.workers`."""
