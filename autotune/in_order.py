@@ -52,9 +52,8 @@ def run_live(sweep: Sweep, settings: Sequence[Setting], log_folder: Path) -> lis
         callbacks=[],
     )
     if len(searcher.runs) < len(settings):
-        raise SweepError(
-            f"Setting {len(searcher.runs)} of {len(settings)} was lost: {searcher.failure}."
-        )
+        why = "the run was interrupted" if searcher.failure is None else searcher.failure
+        raise SweepError(f"Setting {len(searcher.runs)} of {len(settings)} was lost: {why}.")
     return searcher.runs
 
 
