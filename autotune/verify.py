@@ -119,14 +119,16 @@ def best_candidates(sweep: Sweep, records: Sequence[TrialRecord]) -> list[Candid
     objective = sweep.config.objective.metric
     baseline = next((record for record in records if record.number == BASELINE), None)
     bar = baseline.value(objective) if baseline is not None else None
-    left = [record for record in records if record.number != BASELINE]
+    own = sweep.space.baseline() if baseline is None else baseline.setting
+    left = [record for record in records if record.setting != own]
     found: list[Candidate] = []
     while len(found) < sweep.config.verify.top_k:
         best = best_feasible(left, objective)
         value = best.value(objective) if best is not None else None
         if best is None or value is None or bar is None or not is_better(value, bar, objective):
             break
-        left.remove(best)
+        # Repetitions of a setting are one candidate.
+        left = [record for record in left if record.setting != best.setting]
         found.append(
             Candidate(number=best.number, setting=best.setting, overrides=best.overrides)
         )

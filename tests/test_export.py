@@ -283,7 +283,7 @@ def test_a_secret_of_the_base_job_is_in_no_file_and_said(
     monkeypatch.setenv("HF_TOKEN", "hf_verysecret")
     base = [*BASE, "+ray_kwargs.ray_init.runtime_env.env_vars.HF_TOKEN=hf_verysecret"]
     folder = make_folder(tmp_path / "sweep", base=base)
-    with pytest.raises(BadInputError, match="holds a secret.*HF_TOKEN removed"):
+    with pytest.raises(BadInputError, match="HF_TOKEN holds a secret"):
         export(folder, folder, allow_unproven=False)
     for path in folder.iterdir():
         assert "hf_verysecret" not in path.read_text(), path

@@ -151,6 +151,9 @@ def test_the_best_feasible_settings_that_beat_the_baseline_are_verified(sweep: S
     values = [100.0, 99.0, 130.0, 160.0, 150.0]
     records = [record(number, value) for number, value in enumerate(values)]
     records[3] = record(3, 160.0, exposed=0.9)
+    records = [
+        dataclasses.replace(found, setting={MICRO: 2 + found.number}) for found in records
+    ]
     assert [found.number for found in best_candidates(wider, records)] == [4, 2]
     assert best_candidates(sweep, records[:2]) == []
     assert best_candidates(sweep, []) == []
