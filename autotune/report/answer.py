@@ -127,7 +127,10 @@ class Answer:
     """Trials that count: those lost through no fault of their setting do not."""
     is_running: bool
     winner: TrialRecord | None
-    """The best feasible trial; the baseline itself where nothing beats it."""
+    """The trial that stands for the best feasible setting; one of the baseline's own setting where
+    nothing beats it."""
+    num_repetitions: int
+    """Completed trials of the shown setting."""
     baseline: TrialRecord | None
     closest: TrialRecord | None
     """Without a winner: the trial that misses the constraints by least."""
@@ -167,6 +170,7 @@ def answer(data: SweepData) -> Answer:
         num_finished=sum(record.state.is_setting_fault for record in data.trials),
         is_running=data.is_running,
         winner=winner,
+        num_repetitions=sum(_same_setting(record, shown) for record in data.trials),
         baseline=data.baseline,
         closest=closest,
         gain=gain(data, winner),
@@ -207,7 +211,7 @@ def gain(data: SweepData, winner: TrialRecord | None) -> Gain | None:
     objective = data.config.objective.metric
     reference = data.baseline.value(objective) if data.baseline is not None else None
     value = winner.value(objective) if winner is not None else None
-    if winner is None or winner.number == BASELINE or not reference or not value:
+    if winner is None or is_baseline(data, winner) or not reference or not value:
         return None
     better, worse = (value, reference) if is_maximised(objective) else (reference, value)
     interval = step_interval(
@@ -279,10 +283,23 @@ def startup_median_s(trials: Sequence[TrialRecord]) -> float | None:
     return median(values) if values else None
 
 
+def is_baseline(data: SweepData, record: TrialRecord) -> bool:
+    """Say whether a trial ran the base job's own setting, as trial 0 or as a repetition of it."""
+    return record.number == BASELINE or record.setting == data.baseline_setting
+
+
+def _same_setting(record: TrialRecord, other: TrialRecord | None) -> bool:
+    return (
+        other is not None
+        and record.state is TrialState.COMPLETE
+        and record.setting == other.setting
+    )
+
+
 def _verdict(data: SweepData, winner: TrialRecord | None) -> Verdict:
     if winner is None:
         return Verdict.NOTHING_FEASIBLE if data.trials else Verdict.NOTHING_FINISHED
-    if winner.number == BASELINE:
+    if is_baseline(data, winner):
         return Verdict.BASELINE_IS_BEST
     verified = _verified(data, winner)
     return Verdict.NOT_VERIFIED if verified is None else Verdict(verified.decision.value)

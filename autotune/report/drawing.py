@@ -12,10 +12,10 @@ from typing import Any
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from autotune.objective import TrialRecord, TrialState
+from autotune.objective import TrialRecord
 from autotune.report.answer import Answer
 from autotune.report.reading import SweepData
-from autotune.report.text import changed_knobs, format_value, outcome
+from autotune.report.text import changed_knobs, format_value, is_failed, outcome
 
 BASELINE_COLOR, WINNER_COLOR = "#7d8896", "#2f6fed"
 
@@ -51,13 +51,14 @@ class Panels:
 MARKS = {
     "feasible": Mark("#12967f", "circle"),
     "infeasible": Mark("#d98200", "diamond-open"),
+    "stopped": Mark("#8a93a0", "triangle-down"),
     "failed": Mark("#d2453b", "x"),
 }
 
 
 def mark(record: TrialRecord) -> str:
     """Return which of :data:`MARKS` a trial has."""
-    return outcome(record) if record.state is TrialState.COMPLETE else "failed"
+    return "failed" if is_failed(record) else outcome(record)
 
 
 def points(

@@ -11,7 +11,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from autotune.metrics import METRICS, PHASES
-from autotune.objective import StepKind, StepRecord, TrialRecord, best_feasible
+from autotune.objective import StepKind, StepRecord, TrialRecord, is_better
 from autotune.report.answer import STEP_KEYS, Answer
 from autotune.report.drawing import (
     BASELINE_COLOR,
@@ -78,16 +78,12 @@ def convergence_figure(data: SweepData, answer: Answer) -> go.Figure | None:
                 hover=[hover(data, answer, record) for record in shown],
             )
         )
-    best = [
-        (record.number, found.value(answer.objective))
-        for index, record in enumerate(data.trials)
-        if (found := best_feasible(data.trials[: index + 1], answer.objective)) is not None
-    ]
+    best = best_so_far(data.trials, answer.objective)
     if best:
         figure.add_trace(
             go.Scatter(
-                x=[number for number, _ in best],
-                y=[value for _, value in best],
+                x=list(best),
+                y=list(best.values()),
                 name="best feasible so far",
                 mode="lines",
                 line={"shape": "hv", "color": WINNER_COLOR, "width": 2},
@@ -98,6 +94,19 @@ def convergence_figure(data: SweepData, answer: Answer) -> go.Figure | None:
     figure.update_xaxes(title="trial", rangemode="tozero")
     figure.update_yaxes(title=answer.unit)
     return finish(figure, height=330)
+
+
+def best_so_far(trials: Sequence[TrialRecord], objective: str) -> dict[int, float]:
+    """Return trial -> best value of a feasible trial up to it, each measured as it was."""
+    best: dict[int, float] = {}
+    incumbent: float | None = None
+    for record in trials:
+        value = record.value(objective) if record.feasible else None
+        if value is not None and (incumbent is None or is_better(value, incumbent, objective)):
+            incumbent = value
+        if incumbent is not None:
+            best[record.number] = incumbent
+    return best
 
 
 def steps_figure(data: SweepData, answer: Answer) -> go.Figure | None:

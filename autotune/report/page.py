@@ -16,7 +16,7 @@ from typing import Any
 
 from autotune.config import to_yaml
 from autotune.metrics import METRICS
-from autotune.objective import TrialRecord, TrialState
+from autotune.objective import TrialRecord
 from autotune.report import effects
 from autotune.report.answer import Answer, LimitStatus, Verdict, gpu_seconds, startup_median_s
 from autotune.report.calibration_text import calibration_text
@@ -29,6 +29,7 @@ from autotune.report.text import (
     format_duration,
     format_number,
     format_value,
+    is_failed,
     knob_text,
     outcome,
 )
@@ -218,7 +219,7 @@ def row_of(record: TrialRecord, answer: Answer, data: SweepData) -> Row:
 
 def failures_of(trials: Sequence[TrialRecord]) -> list[tuple[str, str, int, list[int]]]:
     """Return state, cause, number of trials and their numbers, the most frequent first."""
-    failed = [record for record in trials if record.state is not TrialState.COMPLETE]
+    failed = [record for record in trials if is_failed(record)]
     counts = Counter((record.state.value, record.cause) for record in failed)
     return [
         (

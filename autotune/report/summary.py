@@ -7,16 +7,21 @@ paid once a trial, the second is what was tuned.
 
 from collections import Counter
 
-from autotune.objective import TrialState
 from autotune.report.answer import Answer, Gain, LimitStatus, Verdict, startup_median_s
 from autotune.report.reading import SweepData
-from autotune.report.text import changed_knobs, format_number, format_value, knob_text
+from autotune.report.text import (
+    changed_knobs,
+    format_number,
+    format_value,
+    is_failed,
+    knob_text,
+)
 
 CLAIMS = {
     Verdict.PROVEN: "Proven: measured again against the baseline in fresh jobs.",
     Verdict.NOT_PROVEN: "Not proven: measured again, and the interval leaves it open.",
     Verdict.WORSE: "Worse: measured again, and not as good as the baseline.",
-    Verdict.NOT_VERIFIED: "Not verified: measured in one job only, picked as the best of many.",
+    Verdict.NOT_VERIFIED: "Not verified: the best of many, not yet compared in fresh jobs.",
     Verdict.BASELINE_IS_BEST: "Nothing to change: no feasible trial beats the baseline.",
     Verdict.NOTHING_FEASIBLE: "No trial is feasible.",
     Verdict.NOTHING_FINISHED: "No trial has finished yet.",
@@ -38,13 +43,14 @@ def summary_text(answer: Answer, data: SweepData) -> str:
 def counts_line(answer: Answer, data: SweepData) -> str:
     """Return how many trials ended how, and what they cost."""
     counts = {cost.outcome: cost.num_trials for cost in answer.costs}
-    complete = counts.get("feasible", 0) + counts.get("infeasible", 0)
+    others = [counts.get(name, 0) for name in ("feasible", "infeasible", "stopped")]
+    stopped = f"{counts['stopped']} stopped early, " if "stopped" in counts else ""
     hours = sum(cost.gpu_hours for cost in answer.costs)
     running = ", running" if answer.is_running else ""
     return (
         f"Sweep {answer.sweep}{running}: {answer.num_finished} of {answer.num_trials} trials "
         f"finished: {counts.get('feasible', 0)} feasible, {counts.get('infeasible', 0)} "
-        f"infeasible, {answer.num_finished - complete} failed; "
+        f"infeasible, {stopped}{answer.num_finished - sum(others)} failed; "
         f"{format_number(hours)} {gpu_word(data)}-hours."
     )
 
@@ -107,6 +113,8 @@ def _headline(answer: Answer, data: SweepData) -> list[str]:
             f"Least infeasible: trial {shown.number}, {answer.objective} {value} [{knobs}]",
         ]
     line = f"Winner: trial {shown.number}, {answer.objective} {value}"
+    if answer.num_repetitions > 1:
+        line += f", measured {answer.num_repetitions} times"
     if answer.verdict is Verdict.BASELINE_IS_BEST:
         return [f"{line}: the baseline itself.", CLAIMS[answer.verdict]]
     if answer.gain is None:
@@ -148,7 +156,7 @@ def _time_lines(answer: Answer, data: SweepData) -> list[str]:
 
 
 def _failure_lines(data: SweepData) -> list[str]:
-    failed = [record for record in data.trials if record.state is not TrialState.COMPLETE]
+    failed = [record for record in data.trials if is_failed(record)]
     counts = Counter(record.state for record in failed)
     return [
         f"{state.value}: {count} {'trial' if count == 1 else 'trials'}, "

@@ -48,6 +48,11 @@ def outcome(record: TrialRecord) -> str:
     return "feasible" if record.feasible else "infeasible"
 
 
+def is_failed(record: TrialRecord) -> bool:
+    """Say whether a trial broke or was lost; one that the search stopped early did not."""
+    return record.state not in (TrialState.COMPLETE, TrialState.STOPPED)
+
+
 def format_value(metric: str, value: float | None) -> str:
     """Return a metric's value as a person reads it: unit, few digits, ratios in percent."""
     if value is None:

@@ -32,8 +32,8 @@ OUTLINE = SweepOutline(
 def trial(
     number: int, throughput: float = 100.0, memory: float = 0.5, **changes: Any
 ) -> TrialRecord:
-    """A trial of 100 s; number 0 is the baseline, the others have a micro-batch of 8."""
-    setting = dict(BASELINE) if number == 0 else {**BASELINE, MICRO: 8}
+    """A trial of 100 s; number 0 is the baseline, the others have a micro-batch of 8 x number."""
+    setting = dict(BASELINE) if number == 0 else {**BASELINE, MICRO: 8 * number}
     metrics = {
         THROUGHPUT: throughput,
         "peak_memory_ratio": memory,

@@ -185,3 +185,10 @@ def test_a_verification_that_proves_nothing_is_said(decision: Decision) -> None:
     found = answer(sweep_data([trial(0), trial(1, 150.0)], verification=proof))
     assert found.verdict.value == decision.value
     assert found.gain is not None and found.gain.low == 0.9
+
+
+def test_a_repetition_of_the_baseline_that_wins_is_the_baseline() -> None:
+    again = trial(7, 101.0, setting=trial(0).setting, params=trial(0).params)
+    found = answer(sweep_data([trial(0), again]))
+    assert found.verdict is Verdict.BASELINE_IS_BEST and found.gain is None
+    assert found.num_repetitions == 2

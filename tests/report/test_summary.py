@@ -21,7 +21,7 @@ def test_the_winner_is_set_against_the_baseline() -> None:
         "Winner: trial 1, throughput_tokens_per_s_per_gpu 183 tokens/s/GPU, "
         "1.83 times the baseline (no interval: one value a trial).",
         "Baseline: 100 tokens/s/GPU.",
-        "Not verified: measured in one job only, picked as the best of many.",
+        "Not verified: the best of many, not yet compared in fresh jobs.",
         "Change:",
         f"  {MICRO}  2 -> 8",
         "Constraints:",
@@ -97,3 +97,10 @@ def test_a_sweep_without_trials_says_so() -> None:
     lines = text_of([], is_running=True).splitlines()
     assert lines[0].startswith("Sweep demo, running: 0 of 9 trials finished")
     assert lines[1:] == ["No trial has finished yet."]
+
+
+def test_a_trial_that_was_stopped_early_is_no_failure() -> None:
+    stopped = failed(1, TrialState.STOPPED)
+    lines = text_of([trial(0), stopped, failed(2)]).splitlines()
+    assert "1 feasible, 0 infeasible, 1 stopped early, 1 failed" in lines[0]
+    assert [line for line in lines if line.startswith("stopped")] == []

@@ -45,7 +45,7 @@ def test_a_finished_trial_is_one_line_with_its_limits() -> None:
     assert trial_line(record, [trial(0), record], OUTLINE) == (
         "trial 3 infeasible: 200 tokens/s/GPU, "
         "peak_memory_ratio 95 % (max 90 %, broken), exposed_comm_ratio n/a (max 20 %) "
-        f"[{MICRO}=8]"
+        f"[{MICRO}=24]"
     )
 
 
@@ -57,7 +57,7 @@ def test_the_best_trial_so_far_says_so() -> None:
 
 def test_a_failed_trial_names_its_cause() -> None:
     line = trial_line(failed(4), [], OUTLINE)
-    assert line == f"trial 4 failed (out_of_memory): rank 1 ran out of memory [{MICRO}=8]"
+    assert line == f"trial 4 failed (out_of_memory): rank 1 ran out of memory [{MICRO}=32]"
 
 
 def test_a_step_is_one_line_with_its_kind() -> None:
@@ -79,4 +79,4 @@ def test_a_step_without_numbers_is_still_told() -> None:
 def test_a_trial_that_was_stopped_early_did_not_fail() -> None:
     cause = "stopped after 2 measured steps: 31.5 against 100 of trial 2, beyond both intervals"
     record = trial(3, state=TrialState.STOPPED, feasible=False, cause=cause)
-    assert trial_line(record, [record], OUTLINE) == f"trial 3 {cause} [{MICRO}=8]"
+    assert trial_line(record, [record], OUTLINE) == f"trial 3 {cause} [{MICRO}=24]"
