@@ -49,6 +49,10 @@ class TrialStartError(AutotuneError, RuntimeError):
     """A trial's verl job could not be brought to its first step."""
 
 
+class RolloutFailedError(AutotuneError, RuntimeError):
+    """Responses of a step are missing: verl would go on without them, and measure less work."""
+
+
 def nearest(name: str, allowed: Iterable[str]) -> str:
     """Return a "did you mean" clause for a misspelt name, or the empty string when nothing is
     close."""

@@ -323,26 +323,25 @@ _BATCH_KNOBS = (
 # Read by verl/workers/engine/fsdp/transformer_impl.py and verl/utils/fsdp_utils.py when an engine
 # is built.
 _ENGINE_KNOBS = (
-    Knob(  # _build_fsdp_module; FSDP2's set_reshard_after_forward changes it on a live module
+    Knob(  # _build_fsdp_module
         name="reshard_after_forward",
         kind=bool,
         meaning="Free a unit's gathered parameters after its forward pass and gather them again "
         "for backward.",
         unit="",
         keys=_engines("reshard_after_forward"),
-        transition=Transition.HOT,
+        transition=Transition.ENGINE,
         requires=(_FSDP,),
     ),
     Knob(
-        # fsdp_utils.py apply_fsdp2; FSDP2's set_modules_to_forward_prefetch changes it on a live
-        # module
+        # fsdp_utils.py apply_fsdp2
         name="forward_prefetch",
         kind=bool,
         meaning="Gather the next unit's parameters while the current one computes its forward "
         "pass.",
         unit="",
         keys=_engines("forward_prefetch"),
-        transition=Transition.HOT,
+        transition=Transition.ENGINE,
         requires=(_FSDP,),
     ),
     Knob(  # create_device_mesh

@@ -261,11 +261,12 @@ _ALL = (
         name="peak_memory_ratio",
         unit="ratio",
         better=Direction.LOWER,
-        definition="peak reserved bytes of the device / device memory; maximum over ranks and "
-        "steps that were not profiled. Without an accelerator: peak resident set size summed over "
-        "the node's ranks / memory of the node",
+        definition="most bytes in use on the device at once, by whatever process, / device memory; "
+        "maximum over ranks and steps that were not profiled. Without an accelerator: peak "
+        "resident set size summed over the node's ranks / memory of the node",
         absent_when="no step finished",
-        source="torch allocator (accelerator), kernel's high-water mark (CPU)",
+        source="the device's free memory, sampled, and torch's allocator (accelerator), kernel's "
+        "high-water mark (CPU)",
     ),
     Metric(
         name="peak_reserved_gib",

@@ -44,8 +44,8 @@ class TrialState(str, Enum):
     """Stopped by the search after some measured steps: clearly worse than the best so far. Its
     metrics are of fewer steps, and it is never feasible."""
     INFRASTRUCTURE = "infrastructure"
-    """A lost node, a killed actor, a full disk: nobody's setting. Retried, never told to the
-    sampler as a failure."""
+    """A lost node, the death of the trial's own actor, a full disk: nobody's setting. Retried,
+    never told to the sampler as a failure."""
 
     @property
     def is_setting_fault(self) -> bool:
@@ -56,6 +56,23 @@ class TrialState(str, Enum):
     def is_failure(self) -> bool:
         """Whether the setting broke the job."""
         return self.is_setting_fault and self not in (TrialState.COMPLETE, TrialState.STOPPED)
+
+
+class Start(str, Enum):
+    """How the job that a record speaks of came to its first step."""
+
+    COLD = "cold"
+    """A fresh job: new processes."""
+    ENGINE = "engine"
+    """The live job of the trial before it, training engines rebuilt."""
+    HOT = "hot"
+    """The live job of the trial before it, engines kept: weights, optimizer and settings put
+    back."""
+
+    @property
+    def is_live(self) -> bool:
+        """Whether processes of an earlier trial were used again."""
+        return self is not Start.COLD
 
 
 class StepKind(str, Enum):
@@ -103,8 +120,36 @@ class StepRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JobOutcome:
+    """A job of a trial that is not the one that the trial's record speaks of."""
+
+    start: Start
+    state: TrialState
+    cause: str
+    """Why it ended, one line; empty when it completed."""
+    rule: str = ""
+    """The recovery rule that had changed its setting; empty when it ran the setting as asked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovery:
+    """A recovery rule of the sweep file that fired: the record is that of a changed setting."""
+
+    rule: str
+    """The rule in words, e.g. ``nan: target_kl=0.05``."""
+    overrides: list[str]
+    """What it added to the trial's overrides; part of ``TrialRecord.overrides``."""
+    asked: "TrialRecord"
+    """What the setting as it was asked came to: this is what the sampler learns."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRecord:
-    """One trial: what was tried, how it ended, what was measured."""
+    """One trial: what was tried, how it ended, what was measured.
+
+    Where a recovery rule fired and its job completed, state, metrics and overrides are those of the
+    changed setting; ``params`` and ``setting`` stay what was asked, see :meth:`as_asked`.
+    """
 
     number: int
     """0 is the baseline."""
@@ -131,12 +176,19 @@ class TrialRecord:
     ended_at: str
     """ISO 8601, UTC."""
     retries: int
-    """Jobs of this trial that were lost through no fault of the setting."""
+    """Jobs of this trial that were started again with the same setting: after a loss that is
+    nobody's fault, after the death of a worker, or to confirm a failure in a fresh job."""
     intervals: dict[str, list[float]] = field(default_factory=dict)
     """Metric -> low and high end of its 95 % bootstrap interval over measured steps."""
     grad_sketch: list[float] | None = None
     """Sketch of the probe's gradient, to be compared with the baseline's; None when there is
     none."""
+    start: Start = Start.COLD
+    """How the job that this record speaks of was started."""
+    other_jobs: list[JobOutcome] = field(default_factory=list)
+    """The trial's other jobs, in order."""
+    recovery: Recovery | None = None
+    """The recovery rule that changed the setting; None for a setting as it was asked."""
 
     def __post_init__(self) -> None:
         assert not self.feasible or self.state is TrialState.COMPLETE, self
@@ -150,12 +202,32 @@ class TrialRecord:
             "metrics": metrics,
             "absent": absent,
             "violations": violations,
+            "other_jobs": [_as_dict(job) for job in self.other_jobs],
+            "recovery": None
+            if self.recovery is None
+            else {**_as_dict(self.recovery), "asked": self.recovery.asked.to_dict()},
         }
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> "TrialRecord":
         """Build the record that :meth:`to_dict` came from."""
-        return TrialRecord(**{**data, "state": TrialState(data["state"])})
+        parsed = {**data, "state": TrialState(data["state"])}
+        if "start" in data:
+            parsed["start"] = Start(data["start"])
+        parsed["other_jobs"] = [
+            JobOutcome(**{**job, "start": Start(job["start"]), "state": TrialState(job["state"])})
+            for job in data.get("other_jobs", ())
+        ]
+        recovery = data.get("recovery")
+        if recovery is not None:
+            asked = TrialRecord.from_dict(recovery["asked"])
+            parsed["recovery"] = Recovery(**{**recovery, "asked": asked})
+        return TrialRecord(**parsed)
+
+    def as_asked(self) -> "TrialRecord":
+        """Return the record of the setting that the sampler asked for, without what a recovery rule
+        changed."""
+        return self if self.recovery is None else self.recovery.asked
 
     def value(self, metric: str) -> float | None:
         """Return a metric of a completed trial; None for a failed one or when not measured."""
@@ -339,7 +411,7 @@ def _violation(value: float | None, limit: float) -> float | None:
     return (value - limit) / limit
 
 
-def _as_dict(record: StepRecord | TrialRecord) -> dict[str, Any]:
+def _as_dict(record: StepRecord | TrialRecord | JobOutcome | Recovery) -> dict[str, Any]:
     """Return the fields of a record, enums as their values."""
     values = {entry.name: getattr(record, entry.name) for entry in dataclasses.fields(record)}
     return {name: v.value if isinstance(v, Enum) else v for name, v in values.items()}

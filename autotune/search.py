@@ -304,7 +304,7 @@ class SweepSearcher(Searcher):
 
     def _end(self, live: _Live, record: TrialRecord | None) -> None:
         if record is not None and record.state.is_setting_fault:
-            retries = self._ledger.num_losses(live.number)
+            retries = record.retries + self._ledger.num_losses(live.number)
             self._finish(
                 against_baseline(
                     dataclasses.replace(record, retries=retries),

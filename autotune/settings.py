@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from autotune.errors import BadInputError, nearest
+from autotune.knobs import KNOBS
 from autotune.measure.sequential import MIN_PAIRS
 from autotune.metrics import METRICS, Direction
 
@@ -25,6 +26,8 @@ TRAINER_MODES = {"gpu": "sync", "cpu": "cpu_sync"}
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 WANDB_MODES = ("auto", "online", "offline", "disabled")
 SAMPLERS = ("model", "tpe", "gp", "random")
+RECOVERABLE = ("nan", "memory", "hang")
+"""What a recovery rule may answer to."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -111,6 +114,30 @@ def default_constraints() -> list[ConstraintConfig]:
 
 
 @dataclass(kw_only=True)
+class RecoveryRuleConfig:
+    """What a trial that broke is tried with once more; never the baseline."""
+
+    when: str
+    """``nan``: a loss or gradient norm was not finite; ``memory``: the trial ran out of memory, or
+    its ``peak_memory_ratio`` is above ``above``; ``hang``: a step took longer than its limit."""
+    knobs: dict[str, Any]
+    """Knob of the catalogue -> value to run with. A knob that the sweep turns itself, or that does
+    not act in the job, is left alone; a rule of which nothing is left does not fire."""
+    above: float | None = None
+    """``memory`` only: the ratio; absent: out of memory alone."""
+
+
+def default_recovery() -> list[RecoveryRuleConfig]:
+    """Return the rules of a sweep whose file has no ``trial.recovery``."""
+    return [
+        RecoveryRuleConfig(when="nan", knobs={"target_kl": 0.05}),
+        RecoveryRuleConfig(
+            when="memory", above=0.9, knobs={"param_offload": True, "optimizer_offload": True}
+        ),
+    ]
+
+
+@dataclass(kw_only=True)
 class TrialConfig:
     warmup_steps: int
     """PPO steps run first and discarded; at least 1."""
@@ -124,13 +151,17 @@ class TrialConfig:
     startup_timeout_s: float
     """A job that has not begun its first step after this many seconds is a hang."""
     step_timeout_s: float
-    """A job that has not finished a step for this many seconds is a hang."""
+    """A job that has not finished a step for this many seconds is a hang. A collective that waits
+    half as long is one already."""
     consistency_probe: bool = True
     """Whether a fixed mini-batch goes through the actor before the first step and after the last
     one, for ``rank_divergence``, ``kl_drift`` and ``grad_cosine``."""
     max_retries: int = 1
-    """How often a trial is tried again after a loss that is not the setting's fault (node, actor,
-    disk)."""
+    """How often a trial is tried again after a loss that is not the setting's fault (node, trial
+    actor, disk)."""
+    recovery: list[RecoveryRuleConfig] = field(default_factory=default_recovery)
+    """What is tried once with a trial that broke; the first rule that applies counts, ``[]`` is
+    nothing."""
 
 
 @dataclass(kw_only=True)
@@ -268,6 +299,21 @@ def _check_trial(trial: TrialConfig) -> None:
     _at_least(0, "trial", trial, "profiled_steps", "seed", "max_retries")
     for name in ("startup_timeout_s", "step_timeout_s"):
         _above_zero(f"trial.{name}", getattr(trial, name))
+    for index, rule in enumerate(trial.recovery):
+        _check_recovery(f"trial.recovery[{index}]", rule)
+
+
+def _check_recovery(key: str, rule: RecoveryRuleConfig) -> None:
+    _one_of(f"{key}.when", rule.when, RECOVERABLE)
+    if not rule.knobs:
+        raise BadInputError(f"{key}.knobs is empty.", "Name at least one knob and its value.")
+    for name, value in rule.knobs.items():
+        _one_of(f"{key}.knobs", name, KNOBS)
+        KNOBS[name].parse(value, f"{key}.knobs.{name}")
+    if rule.above is not None:
+        if rule.when != "memory":
+            raise BadInputError(f"{key}.above is {rule.above}.", "Only `when: memory` has it.")
+        _above_zero(f"{key}.above", rule.above)
 
 
 def check_search(search: SearchConfig) -> None:

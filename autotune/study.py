@@ -157,13 +157,17 @@ class SweepStudy:
 
         Every trial gets all constraints in one order: those of the sweep in file order, then
         :data:`COMPLETED`. A constraint that was not measured is 0, neither kept with room nor
-        broken. A failed trial gets the worst objective measured so far, marked as imputed. A trial
-        that was told already is left as it is.
+        broken. A failed trial gets the worst objective measured so far, marked as imputed. Of a
+        trial that a recovery rule changed, the study hears what the setting as asked came to. A
+        trial that was told already is left as it is.
         """
         self.finished[record.number] = record
         if self.frozen(record.number).state.is_finished():
             return
         trial = self.trial(record.number)
+        if record.recovery is not None:
+            trial.set_user_attr("recovery", record.recovery.rule)
+        record = record.as_asked()
         evidence = Evidence.of(record, self._goal.metrics)
         trial.set_user_attr(STATE, record.state.value)
         trial.set_user_attr(_CAUSE, record.cause)

@@ -7,6 +7,7 @@ so nothing of Tune's own bookkeeping has to survive.
 """
 
 import dataclasses
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from autotune.calibrate import calibration_of
 from autotune.config import Sweep, to_yaml
 from autotune.errors import AutotuneError, BadInputError, SweepError
 from autotune.export import BaseJob, export
+from autotune.leftovers import identity_of, remove_leftovers
 from autotune.mirror import mirrored, restore
 from autotune.models.calibration_record import CalibrationRecord
 from autotune.models.overlap_settings import TIMES
@@ -39,6 +41,8 @@ from autotune.verl_bridge.overlap_rules import calibration_overrides, overlap_ke
 from autotune.verl_bridge.overrides import compose_base, leaves
 from autotune.versions import versions
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, kw_only=True)
 class SweepResult:
@@ -59,7 +63,7 @@ class SweepResult:
 
 def outline_of(sweep: Sweep) -> SweepOutline:
     """Return what progress and summary say about the sweep itself."""
-    from autotune.trial import num_steps
+    from autotune.protocol import num_steps
 
     return SweepOutline(
         name=sweep.config.name,
@@ -107,6 +111,7 @@ def run_sweep(
         with cluster(sweep, address):
             if published_as is not None:
                 publish(store.folder, published_as)
+            _clear(store)
             loaded = sweep
             sweep = with_calibration(loaded, calibrate_sweep(loaded, store, console))
             measured = sweep.base_overrides[len(loaded.base_overrides) :]
@@ -190,6 +195,13 @@ def with_calibration(sweep: Sweep, record: CalibrationRecord | None) -> Sweep:
     return dataclasses.replace(sweep, base_overrides=base_overrides, base_config=base_config)
 
 
+def _clear(store: SweepStore) -> None:
+    """Remove what an earlier driver of this sweep left in the cluster when it was killed."""
+    left = remove_leftovers(identity_of(store.folder))
+    for name in (*left.placement_groups, *left.processes):
+        logger.warning("left over from an earlier run of this sweep, removed: %s", name)
+
+
 def _write_inputs(sweep: Sweep, store: SweepStore) -> None:
     text = to_yaml(sweep.config)
     existing = store.folder / CONFIG_FILE
@@ -225,9 +237,9 @@ def _tune(sweep: Sweep, store: SweepStore, console: Any) -> SweepResult:
     from autotune.models.promise import goal_of
     from autotune.models.static_memory import static_bytes
     from autotune.progress import Progress
+    from autotune.protocol import num_steps
     from autotune.search import SweepSearcher
     from autotune.stop import StopOnRequest
-    from autotune.trial import num_steps
     from autotune.warm_start import model_config, warm_start
 
     base = leaves(sweep.base_config)

@@ -1,17 +1,16 @@
-"""One trial: a Tune Trainable that runs a setting of the knobs as a real verl job on its own
+"""One trial: a Tune Trainable that runs a setting of the knobs as real verl jobs on its own
 placement group.
 
 Runs in the trial actor, beside the group's first bundle; verl runs in a child process and its
 workers on the bundles. One ``step()`` is one PPO step and reports a
 :class:`~autotune.objective.StepRecord`; the last report also holds the
-:class:`~autotune.objective.TrialRecord`. A job that ended well stays alive for the next trial,
-which restarts it in place when only settings of the training engines differ; any failure ends it,
-and the next trial starts cold.
+:class:`~autotune.objective.TrialRecord`. A trial is one job as a rule; what follows a job that
+broke says :mod:`autotune.recovery`. A job that ended well stays alive for the next trial, see
+:mod:`autotune.transition`; any failure ends it.
 """
 
+import dataclasses
 import json
-import math
-import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,43 +20,39 @@ from typing import Any
 import ray
 from ray import tune
 
+from autotune import recovery
 from autotune.config import Sweep
-from autotune.knobs import KNOBS, Transition
+from autotune.errors import TrialStartError
+from autotune.failure import Verdict
+from autotune.job_run import JobEnded, JobRun
 from autotune.objective import (
     RECORD,
     STEP_RECORD,
-    StepKind,
+    JobOutcome,
+    Recovery,
+    Start,
     StepRecord,
     TrialRecord,
     TrialState,
     evaluate,
     timestamp,
 )
+from autotune.protocol import COLLECTIVE_SHARE, profiled_steps, protocol_overrides
+from autotune.recovery import AppliedRule
 from autotune.redaction import redact
 from autotune.settings import ConstraintConfig, TrialConfig
+from autotune.transition import can_be_hot, cheapest_start
 from autotune.trial_metrics import summarise
-from autotune.verl_bridge.launcher import EXITED, VerlProcess
-from autotune.verl_bridge.overrides import format_override
-from autotune.verl_bridge.process import DONE, FAILED, READY, STEP, JobRequest
+from autotune.verl_bridge.device_memory import DeviceMemory
+from autotune.verl_bridge.job_processes import end_processes, job_name
+from autotune.verl_bridge.launcher import VERL_COMMAND, VerlProcess
+from autotune.verl_bridge.nodes import TrialNodes
+from autotune.verl_bridge.process import JobRequest
 
-MUST_BE_FINITE = (
-    "actor/loss",
-    "actor/pg_loss",
-    "actor/grad_norm",
-    "critic/loss",
-    "critic/grad_norm",
-)
-"""verl's metrics whose NaN or infinity means that the setting broke the training."""
-
-_TERMINAL_CODES = re.compile(r"\x1b\[[0-9;]*m")
-_OUT_OF_MEMORY = ("OutOfMemoryError", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
-_LOST = (
-    "The node",
-    "NodeDied",
-    "No space left on device",
-    "ActorUnavailableError",
-    "ActorDiedError",
-)
+EMPTY_DEVICE_TIMEOUT_S = 120.0
+"""How long a killed job's device memory may take to come back."""
+PATIENCE_S = 5.0
+"""How long a killed job's processes may take to go by themselves."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,11 +66,17 @@ class TrialSpec:
     protocol: TrialConfig
     constraints: tuple[ConstraintConfig, ...]
     log_folder: Path
+    sweep_id: str
+    """Names the sweep's processes and placement groups, see :mod:`autotune.leftovers`."""
     always_cold: bool = False
-    """Whether no job is restarted in place."""
+    """Whether every trial gets a fresh job."""
+    command: tuple[str, ...] = VERL_COMMAND
+    """The program that runs a job."""
 
     @staticmethod
-    def of(sweep: Sweep, log_folder: Path, *, always_cold: bool = False) -> "TrialSpec":
+    def of(
+        sweep: Sweep, log_folder: Path, sweep_id: str, *, always_cold: bool = False
+    ) -> "TrialSpec":
         resources = sweep.config.resources
         return TrialSpec(
             config_name=sweep.config.base.config_name,
@@ -85,64 +86,9 @@ class TrialSpec:
             protocol=sweep.config.trial,
             constraints=tuple(sweep.config.constraints),
             log_folder=log_folder,
+            sweep_id=sweep_id,
             always_cold=always_cold,
         )
-
-
-def protocol_overrides(protocol: TrialConfig) -> list[str]:
-    """Return what a trial sets in verl's configuration for its own sake; none of it belongs into
-    production."""
-    values: dict[str, object] = {
-        "trainer.total_training_steps": num_steps(protocol),
-        "trainer.total_epochs": 1_000_000,
-        "trainer.val_before_train": False,
-        "trainer.test_freq": -1,
-        "trainer.save_freq": -1,
-        "trainer.resume_mode": "disable",
-        # A step without the actor's update, or under verl's own profiler, is not the job's step.
-        "trainer.critic_warmup": 0,
-        "global_profiler.steps": None,
-        "trainer.rollout_data_dir": None,
-        "trainer.logger": ["console"],
-        "data.seed": protocol.seed,
-        "actor_rollout_ref.actor.data_loader_seed": protocol.seed,
-        "actor_rollout_ref.rollout.seed": protocol.seed,
-        "critic.data_loader_seed": protocol.seed,
-    }
-    return [format_override(key, value) for key, value in values.items()]
-
-
-def num_steps(protocol: TrialConfig) -> int:
-    """PPO steps of one trial."""
-    return protocol.warmup_steps + protocol.measured_steps + protocol.profiled_steps
-
-
-def kind_of_step(step: int, protocol: TrialConfig) -> StepKind:
-    """Return what the job's step (1 is the first) is used for."""
-    if step <= protocol.warmup_steps:
-        return StepKind.WARMUP
-    if step <= protocol.warmup_steps + protocol.measured_steps:
-        return StepKind.MEASURED
-    return StepKind.PROFILED
-
-
-def classify(causes: Sequence[str]) -> TrialState:
-    """Return the state of a job that broke, from its chain of exceptions as ``Type: message``."""
-    text = "\n".join(causes)
-    if any(mark in text for mark in _OUT_OF_MEMORY):
-        return TrialState.OUT_OF_MEMORY
-    if any(mark in text for mark in _LOST):
-        return TrialState.INFRASTRUCTURE
-    return TrialState.CRASH
-
-
-class _Ended(Exception):
-    """The trial ended before its last step."""
-
-    def __init__(self, state: TrialState, cause: str) -> None:
-        super().__init__(cause)
-        self.state = state
-        self.cause = cause
 
 
 class VerlTrial(tune.Trainable):
@@ -151,8 +97,15 @@ class VerlTrial(tune.Trainable):
 
     def setup(self, config: dict[str, Any], spec: TrialSpec | None = None) -> None:
         assert spec is not None
+        group = ray.util.get_current_placement_group()
+        assert group is not None
         self._spec = spec
+        self._group_id = group.id.hex()
+        self._job = job_name(spec.sweep_id, self._group_id)
+        self._nodes = TrialNodes(group)
+        self._devices = DeviceMemory(group)
         self._process: VerlProcess | None = None
+        self._log_path = spec.log_folder
         self._idle_setting: dict[str, Any] | None = None
         self._begin(config)
 
@@ -169,150 +122,216 @@ class VerlTrial(tune.Trainable):
     def step(self) -> dict[str, Any]:
         """Run one PPO step and report it; the last report also holds the trial's record."""
         try:
-            if not self._steps:
-                self._await_ready()
-            record = self._await_step()
-        except _Ended as ended:
-            self._end_job()
-            return {"done": True, RECORD: _text(self._record(ended.state, ended.cause))}
-        self._steps.append(record)
-        result: dict[str, Any] = {"done": False, STEP_RECORD: _text(record)}
-        if len(self._steps) == num_steps(self._spec.protocol):
-            self._idle_setting = self._config["setting"]
-            result |= {"done": True, RECORD: _text(self._record(TrialState.COMPLETE, ""))}
-        return result
+            return self._step()
+        except TrialStartError as error:
+            # The node does not give back what an earlier job held: no setting's fault.
+            verdict = Verdict(state=TrialState.INFRASTRUCTURE, cause=str(error))
+            return {"done": True, RECORD: _text(self._record(verdict))}
 
-    # The job.
+    def _step(self) -> dict[str, Any]:
+        while True:
+            if self._run is None:
+                self._start_job()
+            assert self._run is not None
+            try:
+                step = self._run.next_step()
+            except JobEnded as ended:
+                self._end_job()
+                if self._goes_on(ended.verdict):
+                    continue
+                return {"done": True, RECORD: _text(self._outcome(ended.verdict))}
+            result: dict[str, Any] = {"done": False, STEP_RECORD: _text(step)}
+            if self._run.is_complete:
+                verdict = Verdict(state=TrialState.COMPLETE, cause="")
+                self._idle_setting = self._config["setting"]
+                if self._rule is not None:
+                    # What a rule changed is no knob: the next trial cannot tell how far away it is.
+                    self._end_job()
+                if not self._goes_on(verdict):
+                    result |= {"done": True, RECORD: _text(self._outcome(verdict))}
+            return result
+
+    # The trial: one job after another until there is an outcome.
 
     def _begin(self, config: dict[str, Any]) -> None:
         self._config = config
-        self._steps: list[StepRecord] = []
-        self._startup_s: float | None = None
         self._started_at = timestamp()
         self._started_s = time.monotonic()
-        if not self._can_restart(config["setting"]):
-            self._end_job()
+        self._run: JobRun | None = None
+        self._rule: AppliedRule | None = None
+        self._asked: TrialRecord | None = None
+        self._num_jobs = 0
+        self._deaths = 0
+        self._repeats = 0
+        self._other_jobs: list[JobOutcome] = []
+
+    def _goes_on(self, verdict: Verdict) -> bool:
+        """Decide whether another job follows, and prepare it."""
+        assert self._run is not None
+        if self._rule is not None:
+            return False
+        is_failure = verdict.state is not TrialState.COMPLETE
+        repeated = is_failure and recovery.is_repeated(
+            verdict, start=self._run.start, deaths=self._deaths
+        )
+        rule = None if repeated else self._rule_for(verdict)
+        if not repeated and rule is None:
+            return False
+        self._deaths += verdict.has_died
+        self._repeats += repeated
+        if rule is not None:
+            self._rule, self._asked = rule, self._record(verdict)
+        self._end_job()
+        self._other_jobs.append(self._outcome_of_job(verdict, rule=""))
+        self._run = None
+        return True
+
+    def _rule_for(self, verdict: Verdict) -> AppliedRule | None:
+        if self._config["number"] == recovery.BASELINE:
+            return None
+        assert self._run is not None
+        metrics = summarise(self._run.steps, startup_s=None, gpu_seconds=0).metrics
+        rule = recovery.first_rule(
+            self._spec.protocol.recovery, verdict.state, metrics["peak_memory_ratio"]
+        )
+        if rule is None:
+            return None
+        from autotune.verl_bridge.overrides import compose_base, leaves
+
+        composed = compose_base(self._spec.config_name, self._job_overrides())
+        return recovery.apply(rule, leaves(composed), self._config["setting"])
+
+    # The job.
+
+    def _start_job(self) -> None:
+        """Start the setting in the live job where that is possible, else in a fresh one."""
+        start = Start.COLD
+        if self._can_restart():
+            assert self._idle_setting is not None
+            start = cheapest_start(self._idle_setting, self._config["setting"])
         self._idle_setting = None
-        if self._process is None:
-            self._process = self._launch()
-        protocol = self._spec.protocol
-        self._process.submit(
-            JobRequest(
-                config_name=self._spec.config_name,
-                overrides=[
-                    *self._spec.base_overrides,
-                    *config["overrides"],
-                    *protocol_overrides(protocol),
-                ],
-                device=self._spec.device,
-                profiled_steps=[
-                    step
-                    for step in range(1, num_steps(protocol) + 1)
-                    if kind_of_step(step, protocol) is StepKind.PROFILED
-                ],
-                probes=protocol.consistency_probe,
+        if start is Start.COLD:
+            self._end_job()
+            self._devices.wait_until_empty(EMPTY_DEVICE_TIMEOUT_S)
+            self._log_path = self._spec.log_folder / self._log_name()
+            self._process = VerlProcess(
+                address=ray.get_runtime_context().gcs_address,
+                placement_group_id=self._group_id,
+                job=self._job,
+                log_path=self._log_path,
+                working_dir=ray.get_runtime_context().runtime_env.get("working_dir") or "",
+                command=self._spec.command,
             )
+        assert self._process is not None
+        protocol = self._spec.protocol
+        request = JobRequest(
+            config_name=self._spec.config_name,
+            overrides=[*self._job_overrides(), *protocol_overrides(protocol)],
+            device=self._spec.device,
+            profiled_steps=profiled_steps(protocol),
+            probes=protocol.consistency_probe,
+            start=start.value,
+            collective_timeout_s=COLLECTIVE_SHARE * protocol.step_timeout_s,
+            keeps_first=can_be_hot(self._config["setting"]),
+        )
+        self._run = JobRun(
+            self._process,
+            request,
+            protocol=protocol,
+            number=self._config["number"],
+            # Increasing, so that the last job's steps are those of the highest attempt.
+            attempt=self._config["attempt"] * recovery.MAX_JOBS + self._num_jobs,
+            nodes=self._nodes,
+            job=self._job,
+            log_path=self._log_path,
+        )
+        self._num_jobs += 1
+
+    def _can_restart(self) -> bool:
+        return (
+            not self._spec.always_cold
+            and self._idle_setting is not None
+            and self._process is not None
+            and self._process.is_alive()
         )
 
-    def _launch(self) -> VerlProcess:
-        group = ray.util.get_current_placement_group()
-        assert group is not None
-        return VerlProcess(
-            address=ray.get_runtime_context().gcs_address,
-            placement_group_id=group.id.hex(),
-            log_path=self._spec.log_folder / f"trial_{self._config['number']:04d}.log",
-            working_dir=ray.get_runtime_context().runtime_env.get("working_dir") or "",
-        )
+    def _job_overrides(self) -> list[str]:
+        by_rule = self._rule.overrides if self._rule is not None else []
+        return [*self._spec.base_overrides, *self._config["overrides"], *by_rule]
 
-    def _can_restart(self, setting: dict[str, Any]) -> bool:
-        before = self._idle_setting
-        if self._spec.always_cold or before is None:
-            return False
-        if self._process is None or not self._process.is_alive():
-            return False
-        changed = [name for name, value in setting.items() if before[name] != value]
-        return all(
-            KNOBS[name].transition in (Transition.HOT, Transition.ENGINE) for name in changed
-        )
+    def _log_name(self) -> str:
+        return f"trial_{self._config['number']:04d}.log"
 
     def _end_job(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-        self._process = None
+        """Kill the job and see its processes gone, those included that are no actors of Ray."""
         self._idle_setting = None
-
-    # Events of the job.
-
-    def _await_ready(self) -> None:
-        self._await(READY, self._spec.protocol.startup_timeout_s, "did not begin its first step")
-        self._startup_s = time.monotonic() - self._started_s
-
-    def _await_step(self) -> StepRecord:
-        event = self._await(STEP, self._spec.protocol.step_timeout_s, "finished no step")
-        record = StepRecord(
-            number=self._config["number"],
-            attempt=self._config["attempt"],
-            step=event["step"],
-            kind=kind_of_step(event["step"], self._spec.protocol),
-            metrics=event["metrics"],
-            absent=event["absent"],
-        )
-        for key in MUST_BE_FINITE:
-            value = event["metrics"].get(key)
-            if value is not None and not math.isfinite(value):
-                raise _Ended(TrialState.NAN, f"{key} is {value} in step {event['step']}")
-        if len(self._steps) + 1 == num_steps(self._spec.protocol):
-            self._await(DONE, self._spec.protocol.step_timeout_s, "did not end after its last step")
-        return record
-
-    def _await(self, kind: str, timeout_s: float, what: str) -> dict[str, Any]:
-        assert self._process is not None
-        event = self._process.next_event(timeout_s)
-        if event is None:
-            raise _Ended(TrialState.HANG, f"the job {what} for {timeout_s:g} s")
-        if event["kind"] == FAILED:
-            raise _Ended(classify(event["causes"]), _one_line(event["causes"]))
-        if event["kind"] == EXITED:
-            killed = event["returncode"] == -9
-            raise _Ended(
-                TrialState.INFRASTRUCTURE if killed else TrialState.CRASH,
-                f"the verl process ended with code {event['returncode']}",
-            )
-        assert event["kind"] == kind, event
-        return event
+        if self._process is None:
+            return
+        process, self._process = self._process, None
+        process.kill()
+        self._nodes.ask(end_processes, self._job, PATIENCE_S, timeout_s=4 * PATIENCE_S)
 
     # The record.
 
-    def _record(self, state: TrialState, cause: str) -> TrialRecord:
-        gpu_seconds = self._spec.num_ranks * (time.monotonic() - self._started_s)
-        summary = summarise(self._steps, startup_s=self._startup_s, gpu_seconds=gpu_seconds)
+    def _outcome(self, verdict: Verdict) -> TrialRecord:
+        """Return the trial's record: of the changed setting where a recovery rule's job completed,
+        else of the setting as it was asked."""
+        if self._rule is None:
+            return self._record(verdict)
+        assert self._asked is not None
+        if verdict.state is not TrialState.COMPLETE:
+            other = self._outcome_of_job(verdict, rule=self._rule.text)
+            return _with_jobs(self._asked, [*self._other_jobs[:-1], other], self._clock())
+        return self._record(
+            verdict,
+            Recovery(rule=self._rule.text, overrides=self._rule.overrides, asked=self._asked),
+        )
+
+    def _record(self, verdict: Verdict, recovered: Recovery | None = None) -> TrialRecord:
+        run = self._run
+        summary = summarise(
+            run.steps if run is not None else [],
+            startup_s=run.startup_s if run is not None else None,
+            gpu_seconds=self._clock(),
+        )
         violations, satisfied = evaluate(summary.metrics, self._spec.constraints)
+        by_rule = recovered.overrides if recovered is not None else []
         return TrialRecord(
             number=self._config["number"],
-            state=state,
+            state=verdict.state,
             params=self._config["params"],
             setting=self._config["setting"],
-            overrides=self._config["overrides"],
+            overrides=[*self._config["overrides"], *by_rule],
             metrics=summary.metrics,
             absent=summary.absent,
             intervals=summary.intervals,
             grad_sketch=summary.grad_sketch,
             violations=violations,
-            feasible=satisfied and state is TrialState.COMPLETE,
-            cause=redact(cause),
+            cause=redact(verdict.cause),
             started_at=self._started_at,
             ended_at=timestamp(),
-            retries=0,
+            retries=self._repeats,
+            start=run.start if run is not None else Start.COLD,
+            other_jobs=list(self._other_jobs),
+            recovery=recovered,
         )
 
+    def _outcome_of_job(self, verdict: Verdict, *, rule: str) -> JobOutcome:
+        assert self._run is not None
+        return JobOutcome(
+            start=self._run.start, state=verdict.state, cause=redact(verdict.cause), rule=rule
+        )
 
-def _one_line(causes: Sequence[str]) -> str:
-    """The innermost exception without its traceback, which Ray puts before the message of a task's
-    error."""
-    if not causes:
-        return "no cause was reported"
-    lines = [line for line in _TERMINAL_CODES.sub("", causes[-1]).splitlines() if line.strip()]
-    return (lines[-1] if lines[0].startswith("RayTaskError") else lines[0]).strip()[:500]
+    def _clock(self) -> float:
+        """GPU-seconds that the trial has cost so far."""
+        return self._spec.num_ranks * (time.monotonic() - self._started_s)
+
+
+def _with_jobs(record: TrialRecord, jobs: Sequence[JobOutcome], gpu_seconds: float) -> TrialRecord:
+    metrics = {**record.metrics, "gpu_seconds": gpu_seconds}
+    return dataclasses.replace(
+        record, other_jobs=list(jobs), metrics=metrics, ended_at=timestamp()
+    )
 
 
 def _text(record: StepRecord | TrialRecord) -> str:

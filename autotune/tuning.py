@@ -15,6 +15,7 @@ from typing import Any
 
 from autotune.config import Sweep
 from autotune.errors import SweepError
+from autotune.leftovers import identity_of, named_groups
 from autotune.placement import bundles, cpus_of_a_trial, why_none_fits
 
 _TUNE_ENVIRONMENT = {
@@ -103,12 +104,13 @@ def trials_of(sweep: Sweep, log_folder: Path, *, always_cold: bool = False) -> A
     from autotune.trial import TrialSpec, VerlTrial
 
     resources = sweep.config.resources
+    sweep_id = identity_of(log_folder.parent)
     return tune.with_resources(
         tune.with_parameters(
-            VerlTrial, spec=TrialSpec.of(sweep, log_folder, always_cold=always_cold)
+            VerlTrial, spec=TrialSpec.of(sweep, log_folder, sweep_id, always_cold=always_cold)
         ),
         # The trial actor itself needs nothing: it lives beside the first bundle.
-        tune.PlacementGroupFactory([{}, *bundles(resources)], strategy=resources.strategy),
+        named_groups(sweep_id, [{}, *bundles(resources)], resources.strategy),
     )
 
 

@@ -26,6 +26,7 @@ from autotune.export import (
 from autotune.knobs import KnobValue
 from autotune.launch_script import parse_launch_script, script_of
 from autotune.objective import TrialRecord, TrialState, evaluate
+from autotune.protocol import protocol_overrides
 from autotune.provenance import read_claim
 from autotune.settings import (
     BaseJobConfig,
@@ -44,7 +45,6 @@ from autotune.store import (
     VERSIONS_FILE,
     SweepStore,
 )
-from autotune.trial import protocol_overrides
 from autotune.verification import Decision
 from autotune.verl_bridge.config_file import compose_file, differences
 from autotune.verl_bridge.overrides import compose_base

@@ -26,7 +26,8 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ),
     ("verl_bridge",),
     (
-        *("progress", "stop", "trial", "tuning", "calibrate"),
+        *("progress", "protocol", "failure", "recovery", "transition", "job_run", "leftovers"),
+        *("stop", "trial", "tuning", "calibrate"),
         *("replay", "in_order", "verify", "sweep", "wandb_process"),
     ),
     ("submission", "cluster", "kubernetes", "doctor", "plan", "commands", "cli"),

@@ -7,6 +7,9 @@ import pytest
 from objective_cases import THROUGHPUT, record, step
 
 from autotune.objective import (
+    JobOutcome,
+    Recovery,
+    Start,
     StepKind,
     StepRecord,
     TrialRecord,
@@ -176,3 +179,33 @@ def test_a_setting_that_failed_when_it_was_repeated_does_not_win() -> None:
 def test_a_stopped_trial_is_evidence_and_no_failure() -> None:
     assert TrialState.STOPPED.is_setting_fault and not TrialState.STOPPED.is_failure
     assert TrialState.OUT_OF_MEMORY.is_failure and not TrialState.INFRASTRUCTURE.is_failure
+
+
+def recovered(number: int) -> TrialRecord:
+    """A trial whose setting ran out of memory, and ran with a recovery rule."""
+    recovery = Recovery(rule="memory: x=true", overrides=["x=true"], asked=failed(number))
+    earlier = JobOutcome(start=Start.HOT, state=TrialState.OUT_OF_MEMORY, cause="out of memory")
+    return record(
+        number,
+        overrides=["a=1", "x=true"],
+        start=Start.COLD,
+        other_jobs=[earlier],
+        recovery=recovery,
+    )
+
+
+def test_a_recovered_trial_survives_its_way_through_json() -> None:
+    trial = recovered(3)
+    assert TrialRecord.from_dict(json.loads(json.dumps(trial.to_dict()))) == trial
+
+
+def test_a_record_without_the_newer_fields_is_that_of_one_cold_job() -> None:
+    data = record(3).to_dict()
+    for name in ("start", "other_jobs", "recovery"):
+        del data[name]
+    assert TrialRecord.from_dict(data) == record(3)
+
+
+def test_a_recovered_trial_knows_what_its_setting_came_to_as_it_was_asked() -> None:
+    assert recovered(3).as_asked() == failed(3)
+    assert record(3).as_asked() == record(3)

@@ -24,6 +24,7 @@ from autotune.errors import SweepError
 from autotune.objective import (
     RECORD,
     STEP_RECORD,
+    Recovery,
     StepKind,
     StepRecord,
     TrialRecord,
@@ -308,6 +309,22 @@ def test_a_failed_trial_is_infeasible_with_the_worst_value_measured(
     assert last.constraints["completed"] == 1.0
     assert last.user_attrs["objective_imputed"] is True
     assert (last.user_attrs["state"], last.user_attrs["cause"]) == (state.value, "it broke")
+
+
+def test_of_a_recovered_trial_the_study_hears_what_the_setting_itself_came_to(
+    store: SweepStore,
+) -> None:
+    searcher = make_searcher(store)
+    complete(searcher, measure(suggest(searcher)))
+    suggestion = suggest(searcher)
+    asked = failed_record(suggestion, TrialState.OUT_OF_MEMORY)
+    recovery = Recovery(rule="memory: x=true", overrides=["x=true"], asked=asked)
+    complete(searcher, dataclasses.replace(measure(suggestion), recovery=recovery))
+    trial = searcher.study.get_trials()[1]
+    assert trial.user_attrs["recovery"] == "memory: x=true"
+    assert trial.user_attrs["state"] == "out_of_memory"
+    assert trial.constraints["completed"] == 1.0
+    assert store.read_trials()[1].state is TrialState.COMPLETE
 
 
 def test_a_failed_first_trial_has_the_value_zero(store: SweepStore) -> None:

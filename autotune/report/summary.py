@@ -7,7 +7,8 @@ paid once a trial, the second is what was tuned.
 
 from collections import Counter
 
-from autotune.report.answer import Answer, Gain, LimitStatus, Verdict, startup_median_s
+from autotune.report.answer import Answer, Gain, LimitStatus, Verdict
+from autotune.report.jobs import recovered_lines, repeated_lines, startup_line
 from autotune.report.reading import SweepData
 from autotune.report.text import (
     changed_knobs,
@@ -34,7 +35,7 @@ def summary_text(answer: Answer, data: SweepData) -> str:
     if answer.limits:
         lines += ["Constraints:", *(f"  {limit_text(limit)}" for limit in answer.limits)]
         lines.append(binding_text(answer))
-    lines += _time_lines(answer, data) + _failure_lines(data)
+    lines += _time_lines(answer, data) + _job_lines(data) + _failure_lines(data)
     if answer.production is not None:
         lines.append(f"Production: {answer.production}")
     return "\n".join(lines)
@@ -144,8 +145,8 @@ def _change_lines(answer: Answer) -> list[str]:
 
 def _time_lines(answer: Answer, data: SweepData) -> list[str]:
     """Return start-up and step time apart."""
-    startup = startup_median_s(data.trials)
-    lines = [f"Start-up: {format_number(startup)} s a trial (median)."] if startup else []
+    startup = startup_line(data.trials)
+    lines = [startup] if startup else []
     shown = {r.number: r.metrics.get("step_s") for r in (answer.baseline, answer.shown) if r}
     texts = [
         f"{format_number(value)} s ({'baseline' if number == 0 else f'trial {number}'})"
@@ -153,6 +154,14 @@ def _time_lines(answer: Answer, data: SweepData) -> list[str]:
         if value is not None
     ]
     return lines + ([f"Step: {', '.join(texts)}."] if texts else [])
+
+
+def _job_lines(data: SweepData) -> list[str]:
+    recovered, repeated = recovered_lines(data.trials), repeated_lines(data.trials)
+    return [
+        *(["Recovery rules:", *(f"  {line}" for line in recovered)] if recovered else []),
+        *(["Run again:", *(f"  {line}" for line in repeated)] if repeated else []),
+    ]
 
 
 def _failure_lines(data: SweepData) -> list[str]:

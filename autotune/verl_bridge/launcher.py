@@ -12,14 +12,24 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from autotune.errors import TrialStartError
 from autotune.redaction import redact
+from autotune.verl_bridge.job_processes import JOB_ENV
 from autotune.verl_bridge.process import JobRequest
 
 EXITED = "exited"
 """Kind of the last event: the child is gone; ``returncode`` says how."""
+
+VERL_COMMAND = (sys.executable, "-m", "autotune.verl_bridge.process")
+"""The child of a real trial; its arguments are address, placement group and events' file
+descriptor."""
+
+DEATH_S = 20.0
+"""How long the kernel may take to end a killed process."""
 
 
 class VerlProcess:
@@ -28,31 +38,33 @@ class VerlProcess:
     Args:
         address: Ray cluster to join, ``host:port`` of its GCS.
         placement_group_id: Hexadecimal id of the trial's placement group.
+        job: Name of the job, in the environment of all of its processes.
         log_path: File that gets everything the job prints, secrets masked, appended.
         working_dir: Ray's address of the folder that a submitted sweep's code and files lie in, for
             verl's workers on all nodes; empty when there is none.
+        command: The program to run, without its arguments.
     """
 
     def __init__(
-        self, *, address: str, placement_group_id: str, log_path: Path, working_dir: str = ""
+        self,
+        *,
+        address: str,
+        placement_group_id: str,
+        job: str,
+        log_path: Path,
+        working_dir: str = "",
+        command: Sequence[str] = VERL_COMMAND,
     ) -> None:
         log_path.parent.mkdir(parents=True, exist_ok=True)
         read_fd, write_fd = os.pipe()
         self._child = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "autotune.verl_bridge.process",
-                address,
-                placement_group_id,
-                str(write_fd),
-                working_dir,
-            ],
+            [*command, address, placement_group_id, str(write_fd), working_dir],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             pass_fds=(write_fd,),
             start_new_session=True,
+            env={**os.environ, JOB_ENV: job},
         )
         os.close(write_fd)
         self._events: queue.Queue[dict[str, Any]] = queue.Queue()
@@ -79,11 +91,21 @@ class VerlProcess:
             return None
 
     def kill(self) -> None:
-        """End the child and all of its children at once; Ray then frees every actor of the job."""
+        """End the child and all of its children at once; Ray then frees every actor of the job.
+
+        Raises:
+            TrialStartError: The kernel does not end it.
+        """
         # The child leads its session: the group may outlive it.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._child.pid, signal.SIGKILL)
-        self._child.wait()
+        try:
+            self._child.wait(timeout=DEATH_S)
+        except subprocess.TimeoutExpired as error:
+            raise TrialStartError(
+                f"The verl process {self._child.pid} is still there {DEATH_S:g} s after SIGKILL.",
+                "It waits in the kernel for a device or a file system; see dmesg on its node.",
+            ) from error
 
     def _write_log(self, path: Path) -> None:
         """Copy what the child prints, without the environment's secrets."""

@@ -20,6 +20,7 @@ from autotune.verl_bridge.isolation import (
     TRANSFER_QUEUE_NAMESPACE_ENV,
     isolate_transfer_queue,
 )
+from autotune.verl_bridge.job_processes import JOB_ENV, register_stack_dump
 
 ROLLOUT_NAME = "hf"
 
@@ -53,6 +54,9 @@ def _register_rollout_adapter(module: object) -> None:
 def _register_trainer(_module: object) -> None:
     importlib.import_module("autotune.verl_bridge.trainer_cpu")
 
+
+if os.environ.get(JOB_ENV):
+    register_stack_dump()
 
 if os.environ.get(TRANSFER_QUEUE_NAMESPACE_ENV):
 

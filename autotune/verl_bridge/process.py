@@ -15,6 +15,7 @@ import os
 import queue
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,9 +24,12 @@ from typing import IO, TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from autotune.verl_bridge.trainer import TrialTrainer
 
-READY, STEP, DONE, FAILED = "ready", "step", "done", "failed"
-"""Kinds of events: the job is about to run its first step; a step ended; all steps ended; the job
-broke."""
+PHASE, READY, STEP, DONE, FAILED = "phase", "ready", "step", "done", "failed"
+"""Kinds of events: the job enters a phase of its start-up or of a step; it is about to run its
+first step; a step ended; all steps ended; the job broke."""
+
+LOG_DELAY_S = 2.0
+"""How long Ray may take to bring a worker's output here."""
 
 FLIGHT_RECORDER_ENV = {"TORCH_FR_BUFFER_SIZE": "20000"}
 """How many collectives torch keeps of each process; a step has thousands with small micro-batches,
@@ -43,6 +47,12 @@ class JobRequest:
     profiled_steps: list[int]
     probes: bool
     """Whether to run the consistency probe."""
+    start: str
+    """How to begin, see :class:`autotune.objective.Start`; a first request is always ``cold``."""
+    collective_timeout_s: float
+    """How long a collective of verl's workers may wait."""
+    keeps_first: bool
+    """Whether a later request may be ``hot``: the workers then keep their first weights."""
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))
@@ -57,6 +67,9 @@ class _Events:
     def send(self, kind: str, **fields: Any) -> None:
         self._stream.write(json.dumps({"kind": kind, **fields}) + "\n")
         self._stream.flush()
+
+    def send_phase(self, name: str) -> None:
+        self.send(PHASE, name=name)
 
     def send_step(self, step: int, metrics: Mapping[str, Any], absent: Mapping[str, str]) -> None:
         self.send(STEP, step=step, metrics=dict(metrics), absent=dict(absent))
@@ -76,6 +89,7 @@ class Job:
 
     def run(self, request: JobRequest) -> None:
         """Run one setting to its last step."""
+        self._events.send_phase("configuration")
         from autotune.verl_bridge.overrides import compose_base
 
         config = compose_base(request.config_name, request.overrides)
@@ -86,7 +100,11 @@ class Job:
             self._resolve(config)
             self._runner.config = config
             trainer: TrialTrainer = self._runner.trainer
-            trainer.restart(config, profiled_steps=request.profiled_steps)
+            trainer.restart(
+                config,
+                profiled_steps=request.profiled_steps,
+                keeps_engines=request.start == "hot",
+            )
         self._events.send(READY)
         self._runner.trainer.fit(self._runner.agent_loop_manager)
         self._events.send(DONE)
@@ -97,7 +115,9 @@ class Job:
         from omegaconf import OmegaConf
 
         from autotune.verl_bridge.isolation import TRANSFER_QUEUE_NAMESPACE_ENV
+        from autotune.verl_bridge.job_processes import JOB_ENV
 
+        self._events.send_phase("cluster")
         ray_init = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
         assert isinstance(ray_init, dict)
         given = ray_init.get("runtime_env") or {}
@@ -118,6 +138,7 @@ class Job:
         runtime_env.setdefault("env_vars", {}).update(
             {
                 "TRANSFER_QUEUE_ENABLE": "1",
+                JOB_ENV: os.environ[JOB_ENV],
                 TRANSFER_QUEUE_NAMESPACE_ENV: os.environ[TRANSFER_QUEUE_NAMESPACE_ENV],
                 **FLIGHT_RECORDER_ENV,
             }
@@ -126,6 +147,7 @@ class Job:
 
     def _start(self, config: Any, request: JobRequest) -> None:
         """Build the job as verl's ``TaskRunnerV1.run`` does, in this process."""
+        self._events.send_phase("imports")
         import transfer_queue
         from ray._raylet import PlacementGroupID
         from ray.util.placement_group import PlacementGroup
@@ -148,6 +170,7 @@ class Job:
         task_runner: Any = TaskRunnerV1
         runner = task_runner.__ray_actor_class__()
         runner.config = config
+        self._events.send_phase("transfer_queue")
         transfer_queue.init(config.transfer_queue)
         runner.trainer = TrialTrainer(
             config,
@@ -155,10 +178,14 @@ class Job:
                 PlacementGroupID(bytes.fromhex(self._placement_group_id))
             ),
             on_step=self._events.send_step,
+            on_phase=self._events.send_phase,
             profiled_steps=request.profiled_steps,
             probes=request.probes,
+            collective_timeout_s=request.collective_timeout_s,
+            keeps_first=request.keeps_first,
         )
         runner.trainer.init()
+        self._events.send_phase("agent_loop")
         runner.init_agent_loop_manager()
         self._runner = runner
 
@@ -188,6 +215,9 @@ def _read_requests(requests: "queue.Queue[JobRequest]") -> None:
 def main(arguments: Sequence[str]) -> None:
     """Run settings until standard input closes or one of them fails."""
     address, placement_group_id, events_fd, working_dir = arguments
+    from autotune.verl_bridge.job_processes import register_stack_dump
+
+    register_stack_dump()
     events = _Events(os.fdopen(int(events_fd), "w", encoding="utf-8"))
     requests: queue.Queue[JobRequest] = queue.Queue()
     threading.Thread(target=_read_requests, args=(requests,), daemon=True).start()
@@ -201,6 +231,8 @@ def main(arguments: Sequence[str]) -> None:
             # actor.
             traceback.print_exc()
             sys.stdout.flush()
+            # What a dead worker printed last is on its way to this process's output.
+            time.sleep(LOG_DELAY_S)
             events.send(
                 FAILED, causes=[f"{type(cause).__name__}: {cause}" for cause in _chain(error)]
             )

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from autotune.verl_bridge.job_processes import register_stack_dump
 from autotune.verl_bridge.token_output import HFTokenOutput
 
 GATHER_S = 0.02
@@ -50,6 +51,9 @@ class _Request:
     seed: int
 
 
+_Waiting = tuple[_Request, asyncio.Future[Any]]
+
+
 class HFServer:
     """Samples from a model whose weights the actor pushes; verl calls ``generate``, the adapter
     ``update_weights``."""
@@ -57,6 +61,7 @@ class HFServer:
     def __init__(self, settings: ServerSettings) -> None:
         from transformers import AutoConfig, AutoModelForCausalLM
 
+        register_stack_dump()
         torch.set_num_threads(settings.num_threads)
         self._settings = settings
         config = AutoConfig.from_pretrained(
@@ -74,7 +79,7 @@ class HFServer:
         self._pad_id = config.pad_token_id or 0
         self._version = -1
         self._times_asked: Counter[tuple[int, ...]] = Counter()
-        self._queue: asyncio.Queue[tuple[_Request, asyncio.Future[Any]]] | None = None
+        self._queue: asyncio.Queue[_Waiting] | None = None
         self._loop_task: asyncio.Task[None] | None = None
         self._in_flight = 0
 
@@ -125,12 +130,27 @@ class HFServer:
                 batch.append(self._queue.get_nowait())
             try:
                 outputs = await asyncio.to_thread(self._sample, [request for request, _ in batch])
-            except (RuntimeError, ValueError, IndexError) as error:
-                for _, future in batch:
-                    future.set_exception(error)
-                continue
-            for (_, future), output in zip(batch, outputs, strict=True):
-                future.set_result(output)
+                for (_, future), output in zip(batch, outputs, strict=True):
+                    future.set_result(output)
+            except BaseException as error:
+                # Whoever waits must hear of it, whatever it is: the requests of this batch and
+                # those behind it would otherwise wait for ever.
+                self._fail(error, batch)
+                if not isinstance(error, Exception):
+                    raise
+
+    def _fail(self, error: BaseException, batch: list[_Waiting]) -> None:
+        assert self._queue is not None
+        while not self._queue.empty():
+            batch.append(self._queue.get_nowait())
+        for request, future in batch:
+            if not future.done():
+                cause = RuntimeError(
+                    f"sampling {len(request.prompt_ids)} prompt tokens failed: "
+                    f"{type(error).__name__}: {error}"
+                )
+                cause.__cause__ = error
+                future.set_exception(cause)
 
     @torch.no_grad()
     def _sample(self, requests: list[_Request]) -> list[HFTokenOutput]:

@@ -17,9 +17,12 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.config import TrainingWorkerConfig
 from verl.workers.utils.losses import value_loss
 
+from autotune.errors import RolloutFailedError
 from autotune.measure.communication import Reasons
 from autotune.verl_bridge.consistency_probe import ProbeOfRank, ProbeSettings
+from autotune.verl_bridge.first_state import READ_WITH_EVERY_BATCH
 from autotune.verl_bridge.group_workers import ExistingGroupManager, group_workers
+from autotune.verl_bridge.phases import PhaseCallback, PhasedTrainer
 from autotune.verl_bridge.startup_times import as_metrics, slowest
 from autotune.verl_bridge.step_report import (
     StepValues,
@@ -27,7 +30,6 @@ from autotune.verl_bridge.step_report import (
     probe_metrics,
     step_metrics,
 )
-from autotune.verl_bridge.trainer_cpu import SyncOnAnyPlatform
 
 _NO_PROBE = "trial.consistency_probe is false"
 
@@ -45,15 +47,19 @@ class _MetricsLogger:
         self._trainer.report(step, data)
 
 
-class TrialTrainer(SyncOnAnyPlatform):
+class TrialTrainer(PhasedTrainer):
     """One live verl job that runs settings one after another.
 
     Args:
         config: verl's resolved configuration.
         placement_group: The trial's.
         on_step: Called after each step.
+        on_phase: Called at the beginning of each phase.
         profiled_steps: Numbers of the steps to run under the profiler.
         probes: Whether to run the consistency probe before the first step and after the last one.
+        collective_timeout_s: How long a collective of the workers may wait.
+        keeps_first: Whether the first weights are kept on the host, for restarts that keep the
+            engines.
     """
 
     def __init__(
@@ -62,52 +68,100 @@ class TrialTrainer(SyncOnAnyPlatform):
         *,
         placement_group: PlacementGroup,
         on_step: StepCallback,
+        on_phase: PhaseCallback,
         profiled_steps: Sequence[int],
         probes: bool,
+        collective_timeout_s: float,
+        keeps_first: bool,
     ) -> None:
         super().__init__(config)
         self._placement_group = placement_group
         self._on_step = on_step
+        self.on_phase = on_phase
         self._profiled_steps = set(profiled_steps)
         self._probes = probes
         self._rollout_sleeps = False
+        self._collective_timeout_s = collective_timeout_s
+        self._keeps_first = keeps_first
 
-    def restart(self, config: DictConfig, *, profiled_steps: Sequence[int]) -> None:
+    def init(self) -> None:
+        """Build everything, as verl does, and begin the first trial."""
+        self._setup()
+        self._begin_trial()
+        self.on_init_end()
+
+    def restart(
+        self, config: DictConfig, *, profiled_steps: Sequence[int], keeps_engines: bool
+    ) -> None:
         """Put the job back to its first step, with another configuration.
 
         Weights, optimizer state, random numbers and data position are those of a fresh job; the
-        processes stay. Only configurations that differ in settings of the training engines are
-        allowed: rollout servers, agent loops and reward workers keep theirs.
+        processes stay. Rollout servers, agent loops and reward workers keep their configuration.
+
+        Args:
+            config: verl's resolved configuration; differs from the last one in settings of the
+                training engines only.
+            profiled_steps: Numbers of the steps to run under the profiler.
+            keeps_engines: Whether it differs in values only that are read with every batch; the
+                engines are built again otherwise.
         """
         PPOTrainer.__init__(self, config)
         self._profiled_steps = set(profiled_steps)
         self._init_dataloader()
         self._init_dump_executor()
         self._sleep_rollout()
-        self.actor_rollout_wg.rebuild(config.actor_rollout_ref)
-        if self.use_critic:
-            self._rebuild_critic()
+        self.on_phase("engines")
+        if keeps_engines:
+            self._put_back()
+        else:
+            self._rebuild()
+        self._begin_trial()
         self.global_steps = 0
         self._rollout_sleeps = False
         self.on_init_end()
 
-    def _rebuild_critic(self) -> None:
+    def _put_back(self) -> None:
+        if self.use_critic:
+            engine = self._critic_config()[0].engine_config
+            self.critic_wg.put_back({name: getattr(engine, name) for name in READ_WITH_EVERY_BATCH})
+        self.actor_rollout_wg.put_back(self.config.actor_rollout_ref)
+
+    def _rebuild(self) -> None:
+        """Free all engines, then build them in a cold job's order: the critic's memory must be back
+        before the actor needs it, and both draw from one random number generator."""
+        if self.use_critic:
+            self.critic_wg.release()
+        self.actor_rollout_wg.release()
+        if self.use_critic:
+            worker_config, loss_fn = self._critic_config()
+            self.critic_wg.rebuild(worker_config)
+            self.critic_wg.set_loss_fn(loss_fn)
+        self.actor_rollout_wg.rebuild(
+            self.config.actor_rollout_ref, is_first=not self.use_critic
+        )
+
+    def _begin_trial(self) -> None:
+        settings = self._collective_timeout_s, self._keeps_first
+        if self.use_critic:
+            self.critic_wg.begin_trial(*settings)
+        self.actor_rollout_wg.begin_trial(*settings)
+
+    def _critic_config(self) -> tuple[TrainingWorkerConfig, Any]:
+        """Return what verl builds the critic from, and its loss."""
         # As in verl's PPOTrainer._setup (trainer_base.py, "2. define critic class" and "5.
         # initialize critic").
         critic = omega_conf_to_dataclass(self.config.critic)
         critic.engine.infer_max_token_len_per_gpu = critic.ppo_infer_max_token_len_per_gpu
         critic.engine.max_token_len_per_gpu = critic.ppo_infer_max_token_len_per_gpu
-        self.critic_wg.rebuild(
-            TrainingWorkerConfig(
-                model_type="value_model",
-                model_config=critic.model,
-                engine_config=critic.engine,
-                optimizer_config=critic.optim,
-                checkpoint_config=critic.checkpoint,
-                profiler_config=_profiler_config(self.config.critic),
-            )
+        config = TrainingWorkerConfig(
+            model_type="value_model",
+            model_config=critic.model,
+            engine_config=critic.engine,
+            optimizer_config=critic.optim,
+            checkpoint_config=critic.checkpoint,
+            profiler_config=_profiler_config(self.config.critic),
         )
-        self.critic_wg.set_loss_fn(partial(value_loss, config=critic))
+        return config, partial(value_loss, config=critic)
 
     def _setup(self) -> None:
         with group_workers(trainer_base):
@@ -124,6 +178,7 @@ class TrialTrainer(SyncOnAnyPlatform):
         # The rollout sleeps still: the probe has the memory that an update has.
         ranks: list[ProbeOfRank | str] = [_NO_PROBE]
         if self._probes:
+            self.on_phase("probe")
             ranks = self.actor_rollout_wg.run_probe(self._probe_settings())
         self._probe = probe_metrics(ranks)
         super().on_init_end()
@@ -136,6 +191,16 @@ class TrialTrainer(SyncOnAnyPlatform):
     def on_step_begin(self) -> None:
         super().on_step_begin()
         self.actor_rollout_wg.begin_step(self.global_steps in self._profiled_steps)
+
+    def on_sample_end(self) -> None:
+        # verl trains on what is left where prompts failed (replay_buffer.py): no measurement.
+        failed = self.replay_buffer.failure_keys["train"]
+        if failed:
+            raise RolloutFailedError(
+                f"The rollout failed for {len(failed)} of {self.config.data.train_batch_size} "
+                f"prompts of step {self.global_steps}."
+            )
+        super().on_sample_end()
 
     def on_step_end(self) -> None:
         if self.global_steps in self._profiled_steps:
@@ -170,6 +235,7 @@ class TrialTrainer(SyncOnAnyPlatform):
     def _score_probe(self) -> list[list[float] | str]:
         if not self._probes:
             return [_NO_PROBE]
+        self.on_phase("probe")
         self._sleep_rollout()
         scores: list[list[float] | str] = self.actor_rollout_wg.score_probe(self._probe_settings())
         return scores

@@ -7,7 +7,6 @@ utils/distributed.py:89). The trial's classes also record k(r,t) of the KL consi
 and the peak memory, and can profile a step; what verl computes is untouched.
 """
 
-import gc
 import os
 from typing import Any
 
@@ -25,6 +24,17 @@ from autotune.verl_bridge.consistency_probe import (
     run_probe,
     score_probe,
 )
+from autotune.verl_bridge.first_state import (
+    DEFAULT_SEED,
+    FirstState,
+    RandomState,
+    batch_values,
+    free,
+    give_back_host_memory,
+    groups_of,
+    limit_collectives,
+)
+from autotune.verl_bridge.peak_memory import DeviceSampler
 from autotune.verl_bridge.startup_times import StartupTimes
 from autotune.verl_bridge.step_report import RankStep
 from autotune.verl_bridge.worker_phases import METER, in_phase
@@ -101,11 +111,37 @@ class _KLConsistency:
 
 
 class TrialTrainingWorker(GlooTrainingWorker):
-    """A worker of one model that counts its optimizer steps and can be rebuilt from another
-    configuration."""
+    """A worker of one model that counts its optimizer steps, can be put back to its first state and
+    be rebuilt from another configuration."""
 
     engine: Any
+    engine_config: Any
     num_updates = 0
+    _first: FirstState | None = None
+
+    @_on_all_ranks
+    def begin_trial(self, collective_timeout_s: float, keeps_first: bool) -> None:
+        """Remember the first state if it will be asked for, and bound what the engine's collectives
+        may wait."""
+        if keeps_first and self._first is None and not self.engine_config.forward_only:
+            self._first = FirstState(self.engine)
+        limit_collectives(groups_of(self.engine), collective_timeout_s)
+
+    @_on_all_ranks
+    def put_back(self, batch_values: dict[str, Any]) -> None:
+        """Return to the first state, with other values of what is read with every batch."""
+        for name, value in batch_values.items():
+            setattr(self.engine_config, name, value)
+        if not self.engine_config.forward_only:
+            assert self._first is not None
+            self._first.restore(self.engine)
+
+    @_on_all_ranks
+    def release(self) -> None:
+        """Give up the engine with its memory and process groups."""
+        groups = groups_of(self.engine)
+        self.engine = self._first = None
+        free(groups)
 
     # Phases of the critic; inside a phase of the actor's worker they are part of that.
     infer_batch = in_phase("values", GlooTrainingWorker.infer_batch)
@@ -113,12 +149,9 @@ class TrialTrainingWorker(GlooTrainingWorker):
 
     @_on_all_ranks
     def rebuild(self, config: Any) -> None:
-        """Make the engine anew from ``config`` (verl's TrainingWorkerConfig), as in a fresh
-        process."""
-        groups = _groups_of(self.engine)
-        self.engine = None
-        _free(groups)
-        torch.manual_seed(_DEFAULT_SEED)
+        """Make the engine anew from ``config`` (verl's TrainingWorkerConfig), as in a fresh process
+        whose first model this is; :meth:`release` came before."""
+        torch.manual_seed(DEFAULT_SEED)
         TrialTrainingWorker.__init__(self, config)
         self.reset()
 
@@ -134,10 +167,6 @@ class TrialTrainingWorker(GlooTrainingWorker):
         output = super().train_batch(data)
         self.num_updates += 1
         return output
-
-
-_DEFAULT_SEED = torch.default_generator.initial_seed()
-"""Where torch's generator starts in a fresh process: a rebuilt engine must begin there too."""
 
 
 def _scoring_phase(batch: Any) -> str:
@@ -156,6 +185,8 @@ class TrialActorRolloutRefWorker(GlooActorRolloutRefWorker):
     _consistency: Any
     _profiler: Any
     _trace: Any
+    _sampler: DeviceSampler | None = None
+    _random: RandomState
     _Worker__dispatch_dp_rank: dict[str, int]
     _Worker__collect_dp_rank: dict[str, bool]
 
@@ -173,6 +204,7 @@ class TrialActorRolloutRefWorker(GlooActorRolloutRefWorker):
         STARTUP.begin("servers")
         self._consistency = _KLConsistency(self.actor.loss_fn, self.actor)
         self.actor.set_loss_fn(self._consistency)
+        self._random = RandomState()
 
     @_on_all_ranks
     def run_probe(self, settings: ProbeSettings) -> ProbeOfRank | str:
@@ -185,20 +217,55 @@ class TrialActorRolloutRefWorker(GlooActorRolloutRefWorker):
         return score_probe(self.actor, settings)
 
     @_on_all_ranks
-    def rebuild(self, config: Any) -> None:
+    def begin_trial(self, collective_timeout_s: float, keeps_first: bool) -> None:
+        """Remember the first state, bound the collectives, and forget all peaks of memory.
+
+        Called when all engines of this process stand, the critic's included.
+        """
+        self.actor.begin_trial(collective_timeout_s, keeps_first)
+        if self.ref is not None:
+            self.ref.begin_trial(collective_timeout_s, keeps_first)
+        limit_collectives({dist.group.WORLD}, collective_timeout_s)
+        give_back_host_memory()
+        get_platform().device_module.reset_peak_memory_stats()
+        if self._sampler is None:
+            self._sampler = DeviceSampler()
+
+    @_on_all_ranks
+    def put_back(self, config: Any) -> None:
+        """Return to the first state of a job that runs ``config`` (the section
+        ``actor_rollout_ref``), which differs only in values that are read with every batch."""
+        actor, reference = batch_values(config)
+        self.config = config
+        self.actor.put_back(actor)
+        if self.ref is not None:
+            self.ref.put_back(reference)
+        self._random.restore()
+
+    @_on_all_ranks
+    def release(self) -> None:
+        """Give up actor, reference and rollout adapter with their memory and process groups."""
+        groups = groups_of(self.actor.engine)
+        if self.ref is not None:
+            groups |= groups_of(self.ref.engine)
+        groups |= set(self.rollout.device_mesh.get_all_groups())
+        self.actor = self.ref = self.rollout = self._consistency = None
+        free(groups)
+
+    @_on_all_ranks
+    def rebuild(self, config: Any, is_first: bool) -> None:
         """Make actor, reference and rollout adapter anew from ``config`` (the section
-        ``actor_rollout_ref``).
+        ``actor_rollout_ref``); :meth:`release` came before.
 
         The process, its process group and its imports stay; weights, optimizer state and random
         numbers start where a fresh process starts.
+
+        Args:
+            config: The section.
+            is_first: Whether the process has no critic, whose building draws random numbers first.
         """
-        groups = _groups_of(self.actor.engine)
-        if self.ref is not None:
-            groups |= _groups_of(self.ref.engine)
-        groups |= set(self.rollout.device_mesh.get_all_groups())
-        self.actor = self.ref = self.rollout = self._consistency = None
-        _free(groups)
-        torch.manual_seed(_DEFAULT_SEED)
+        if is_first:
+            torch.manual_seed(DEFAULT_SEED)
         # init_model registers its meshes once more, which verl refuses
         # (single_controller/base/worker.py:157).
         self._Worker__dispatch_dp_rank.clear()
@@ -214,6 +281,8 @@ class TrialActorRolloutRefWorker(GlooActorRolloutRefWorker):
         self.actor.num_updates = 0
         self._profiler = self._trace = None
         METER.begin_step()
+        assert self._sampler is not None
+        self._sampler.begin_step()
         if profile:
             from autotune.measure.clocks import measure_clock_offset_us
             from autotune.measure.kineto import StepProfiler
@@ -238,9 +307,10 @@ class TrialActorRolloutRefWorker(GlooActorRolloutRefWorker):
     def end_step(self) -> RankStep:
         """Return this rank's measurements of the step."""
         METER.note_peaks()
+        assert self._sampler is not None
         return RankStep(
             k_nats=self._consistency.mean_nats(),
-            peak_bytes=METER.reserved_bytes,
+            peak_bytes=max(METER.reserved_bytes - self._kept_bytes(), self._sampler.peak_bytes),
             device_bytes=get_platform().device_module.mem_get_info()[1],
             node_id=ray.get_runtime_context().get_node_id(),
             allocated_bytes=METER.allocated_bytes,
@@ -250,16 +320,8 @@ class TrialActorRolloutRefWorker(GlooActorRolloutRefWorker):
             trace=self._trace,
         )
 
-
-def _groups_of(engine: Any) -> set[Any]:
-    meshes = [engine.device_mesh, engine.ulysses_device_mesh]
-    return {group for mesh in meshes if mesh is not None for group in mesh.get_all_groups()}
-
-
-def _free(groups: set[Any]) -> None:
-    """Give back the memory and the process groups of engines that are gone."""
-    gc.collect()
-    get_platform().device_module.empty_cache()
-    # All ranks in one order: ending a communicator is a collective call.
-    for group in sorted(groups - {dist.group.WORLD}, key=lambda group: group.group_name):
-        dist.destroy_process_group(group)
+    def _kept_bytes(self) -> int:
+        """Return host memory that exists only because trials start live: on the CPU it counts."""
+        first = self.actor._first
+        is_cpu = get_platform().device_name == "cpu"
+        return first.num_bytes if is_cpu and first is not None else 0

@@ -60,16 +60,18 @@ def trial(
     return TrialRecord(**{**values, **changes})
 
 
-def failed(number: int, state: TrialState = TrialState.OUT_OF_MEMORY) -> TrialRecord:
-    return trial(
-        number,
-        state=state,
-        metrics={},
-        absent={},
-        violations={"peak_memory_ratio": None, "exposed_comm_ratio": None},
-        feasible=False,
-        cause="rank 1 ran out of memory",
-    )
+def failed(
+    number: int, state: TrialState = TrialState.OUT_OF_MEMORY, **changes: Any
+) -> TrialRecord:
+    values: dict[str, Any] = {
+        "state": state,
+        "metrics": {},
+        "absent": {},
+        "violations": {"peak_memory_ratio": None, "exposed_comm_ratio": None},
+        "feasible": False,
+        "cause": "rank 1 ran out of memory",
+    }
+    return trial(number, **{**values, **changes})
 
 
 def measured(number: int, throughputs: Sequence[float]) -> list[StepRecord]:

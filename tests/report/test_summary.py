@@ -28,7 +28,7 @@ def test_the_winner_is_set_against_the_baseline() -> None:
         "  peak_memory_ratio: 50 % of 90 %, head-room 44 %; baseline 50 %",
         "  exposed_comm_ratio: not measured (no profiled step finished), limit 20 %",
         "Binding: peak_memory_ratio, which 1 better trial breaks.",
-        "Start-up: 60 s a trial (median).",
+        "Start-up (median): 60 s in a fresh job (3).",
         "Step: 2 s (baseline), 1.09 s (trial 1).",
         "Production: python -m verl.trainer.main_ppo --config-path /sweeps/demo --config-name best",
     ]

@@ -1,0 +1,68 @@
+"""How the trials' jobs were started, confirmed in fresh jobs, and recovered by rules, in words.
+
+Runs in whatever process reports. Pure functions from records to lines. A trial that ran with a
+recovery rule is not a trial of its setting: every report must say so beside its number.
+"""
+
+from collections.abc import Sequence
+
+from autotune.measure.stats import median
+from autotune.objective import Start, TrialRecord
+from autotune.report.text import format_number
+
+_STARTS = {
+    Start.COLD: "in a fresh job",
+    Start.ENGINE: "live with engines rebuilt",
+    Start.HOT: "live with engines kept",
+}
+
+
+def startup_line(records: Sequence[TrialRecord]) -> str:
+    """Return what a start took, by its kind; empty when none is known."""
+    parts = []
+    for start, words in _STARTS.items():
+        values = [
+            value
+            for record in records
+            if record.start is start and (value := record.metrics.get("startup_s")) is not None
+        ]
+        if values:
+            parts.append(f"{format_number(median(values))} s {words} ({len(values)})")
+    return f"Start-up (median): {', '.join(parts)}." if parts else ""
+
+
+def repeated_lines(records: Sequence[TrialRecord]) -> list[str]:
+    """Return a line for each trial whose first word was not taken for its last."""
+    lines = []
+    for record in records:
+        lines += [
+            f"trial {record.number}: {job.state.value} {_STARTS[job.start]} "
+            f"({job.cause}), run again: {record.as_asked().state.value}"
+            for job in record.other_jobs
+            if not job.rule and not _is_asked(record, job.cause)
+        ]
+    return lines
+
+
+def recovered_lines(records: Sequence[TrialRecord]) -> list[str]:
+    """Return a line for each trial that a recovery rule was tried with."""
+    lines = []
+    for record in records:
+        if record.recovery is not None:
+            asked = record.recovery.asked
+            lines.append(
+                f"trial {record.number}: {asked.state.value} as asked, ran with the rule "
+                f"{record.recovery.rule}"
+            )
+        lines += [
+            f"trial {record.number}: {record.state.value}; the rule {job.rule} did not help: "
+            f"{job.state.value} ({job.cause})"
+            for job in record.other_jobs
+            if job.rule
+        ]
+    return lines
+
+
+def _is_asked(record: TrialRecord, cause: str) -> bool:
+    """Whether a job is the one that a recovery rule answered to."""
+    return record.recovery is not None and record.recovery.asked.cause == cause
