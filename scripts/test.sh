@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Lint, types and tests in .venv, which is made when needed. Arguments go to pytest.
+# Lint, types and the tests that every change must pass, in .venv, which is made when needed.
+# Arguments go to pytest: `-m nightly` runs those that take minutes each, `-m ""` all of them.
 #
 #   bash scripts/test.sh [pytest arguments]    e.g. tests/test_space.py -k empty
 set -euo pipefail

@@ -18,7 +18,7 @@ LIMITS = {"rank_divergence": 1e-6, "kl_std": 1e-4, "grad_deviation": 5e-3}
 DRIFT_FLOORS = 100
 """A drift of the KL counts from this many noise floors on."""
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 
 Values = dict[str, float]
 

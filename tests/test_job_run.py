@@ -48,7 +48,7 @@ PROTOCOL = TrialConfig(
 NUM_TRANSITIONS = 20
 SAME = ("actor/loss", "actor/grad_norm", "critic/loss", "critic/grad_norm", "critic/score/mean")
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(3000)]
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from autotune.tuning import cluster
 
 ROOT = Path(__file__).parents[1]
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1500)]
 
 
 def settings_of(sweep: Sweep) -> list[Setting]:

@@ -40,7 +40,7 @@ def test_the_best_micro_batch_of_a_measured_landscape_is_found() -> None:
     assert found.optimum_ratio == 1.0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_twenty_trials_come_near_the_optimum_of_two_thousand_settings() -> None:
     found = run_directly(simulated(), settings(num_trials=20, num_startup_trials=4), seed=1)
@@ -97,7 +97,7 @@ def test_a_played_back_step_scatters_around_its_trial() -> None:
     assert speeds[0] == pytest.approx(record.value(landscape.objective), rel=0.15)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_tunes_controller_runs_the_same_search_and_stops_bad_trials_early(tmp_path: Path) -> None:
     found = run_in_tune(

@@ -722,7 +722,7 @@ def killed_at(folder: Path, write: int, *, before: bool) -> bool:
     return os.WIFSIGNALED(status)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("before", [True, False])
 @pytest.mark.timeout(900)
 def test_a_kill_at_any_write_loses_no_finished_trial(tmp_path: Path, before: bool) -> None:

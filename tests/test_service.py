@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 QUICKSTART = ROOT / "search_spaces" / "quickstart_cpu.yaml"
 TIMEOUT_S = 900
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1800)]
 
 
 @dataclass

@@ -225,7 +225,7 @@ class Playback(tune.Trainable):
         return {"done": True, **ended(measure(self.suggestion, self.suggestion["number"]))}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_a_verification_runs_inside_ray_tune(
     sweep: Sweep, store: SweepStore, ray_cluster: None, monkeypatch: pytest.MonkeyPatch

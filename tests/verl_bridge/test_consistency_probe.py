@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 EXACT = ("micro_batch", "dynamic_batches", "padded_not_resharded")
 """Settings that differ from the baseline in the order of additions alone."""
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ import torch.multiprocessing as mp
 from overlap_ranks import NUM_RANKS, Case, run
 
 # verl is imported and twenty engines are built, on however busy a machine.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1800)]
 
 LAYERS = [f"model.layers.{index}" for index in range(4)]
 PAIRS: dict[str, Any] = {"bucket_size": 40_000}
