@@ -307,6 +307,7 @@ class VerlTrial(tune.Trainable):
             intervals=summary.intervals,
             grad_sketch=summary.grad_sketch,
             violations=violations,
+            feasible=satisfied and verdict.state is TrialState.COMPLETE,
             cause=redact(verdict.cause),
             started_at=self._started_at,
             ended_at=timestamp(),

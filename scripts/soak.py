@@ -49,8 +49,8 @@ EVERY = 3
 GONE_S = 10.0
 SWEEP_ID = "soak"
 
-_READY = [{"kind": "ready"}, {"kind": "steps", "number": 1}]
-_NO_MEMORY = {"kind": "failed", "causes": ["OutOfMemoryError: CUDA out of memory."]}
+_READY: list[dict[str, Any]] = [{"kind": "ready"}, {"kind": "steps", "number": 1}]
+_NO_MEMORY: dict[str, Any] = {"kind": "failed", "causes": ["OutOfMemoryError: CUDA out of memory."]}
 PLAYED: dict[str, list[dict[str, Any]]] = {
     "worker killed": [*_READY, {"kind": "kill"}],
     "out of memory": [*_READY, _NO_MEMORY],
