@@ -227,7 +227,7 @@ def test_a_wrong_field_is_refused_with_its_key(
     ("knobs", "message"),
     [
         ({"ppo_micro_batch_size": {"choices": [1]}}, f"no knob .*Did you mean '{MICRO}'"),
-        ({"bucket_size": {"choices": [25e6]}}, "knobs.bucket_size: there is no knob"),
+        ({"gradient_magic": {"choices": [25e6]}}, "knobs.gradient_magic: there is no knob"),
         ({MICRO: {"choices": [1, 2, 0]}}, rf"knobs.{MICRO}.choices\[2\] is 0, outside"),
         ({MICRO: {"choices": [3, 5]}}, "no valid setting besides the base job's own"),
         ({MICRO: {"choises": [1]}}, f"There is no key 'knobs.{MICRO}.choises'"),
