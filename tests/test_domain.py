@@ -20,7 +20,7 @@ MICRO, MEMORY, TOKENS = (
     ("name", "fields", "message"),
     [
         ("ppo_micro_batch_size", {"choices": [1]}, f"no knob.*Did you mean '{MICRO}'"),
-        ("zzz", {"choices": [1]}, "no knob 'zzz'. The knobs are: clip_ratio"),
+        ("zzz", {"choices": [1]}, "no knob 'zzz'. The knobs are: "),
         (MICRO, {"choices": []}, rf"knobs.{MICRO}.choices is empty"),
         (MICRO, {"choices": [1, 2, 1]}, r"choices\[2\] is 1, which choices\[0\] is already"),
         (MICRO, {"choices": [1, 2, "x"]}, r"choices\[2\] is 'x'"),
