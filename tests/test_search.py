@@ -319,7 +319,7 @@ def test_of_a_recovered_trial_the_study_hears_what_the_setting_itself_came_to(
     suggestion = suggest(searcher)
     asked = failed_record(suggestion, TrialState.OUT_OF_MEMORY)
     recovery = Recovery(rule="memory: x=true", overrides=["x=true"], asked=asked)
-    complete(searcher, dataclasses.replace(measure(suggestion), recovery=recovery))
+    complete(searcher, dataclasses.replace(record_of(suggestion), recovery=recovery))
     trial = searcher.study.get_trials()[1]
     assert trial.user_attrs["recovery"] == "memory: x=true"
     assert trial.user_attrs["state"] == "out_of_memory"
