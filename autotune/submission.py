@@ -77,6 +77,9 @@ def _check_size(files: list[Path], base_dir: Path) -> None:
         )
 
 
+_METADATA_FILES = {"METADATA": ("METADATA", "PKG-INFO"), "entry_points.txt": ("entry_points.txt",)}
+
+
 def _pack_package(folder: Path) -> None:
     source = Path(__file__).parent
     shutil.copytree(source, folder / source.name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -84,7 +87,8 @@ def _pack_package(folder: Path) -> None:
     name = DISTRIBUTION.replace("-", "_")
     metadata = folder / f"{name}-{version(DISTRIBUTION)}.dist-info"
     metadata.mkdir()
-    for file in ("METADATA", "entry_points.txt"):
-        text = installed.read_text(file)
+    # An installation from a checkout may be found by its egg-info, where METADATA is PKG-INFO.
+    for file, names in _METADATA_FILES.items():
+        text = next(filter(None, map(installed.read_text, names)), None)
         assert text is not None, f"{DISTRIBUTION} is installed without {file}"
         (metadata / file).write_text(text, encoding="utf-8")
