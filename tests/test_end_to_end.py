@@ -108,7 +108,9 @@ def test_the_policy_leaves_the_reference_with_its_first_update(finished: Path) -
 
 def test_trials_after_the_first_start_in_the_live_job(finished: Path) -> None:
     startup_s = [trial["metrics"]["startup_s"] for trial in records(finished)]
-    assert len(list((finished / "logs").iterdir())) == 1
+    assert len(list((finished / "logs").glob("trial_*.log"))) == 1
+    starts = [trial["start"] for trial in records(finished)]
+    assert starts[0] == "cold" and "cold" not in starts[1:]
     assert max(startup_s[1:]) < startup_s[0]
 
 
