@@ -6,17 +6,22 @@ from typing import Any
 
 import pytest
 import torch
+from verl.plugin.platform import get_platform, set_platform
 
+from autotune.verl_bridge.platform_cpu import PlatformCPU
 from autotune.verl_bridge.worker_phases import METER, PhaseMeter, in_phase
 
 NUM_BYTES = 256 << 20
 
 
 @pytest.fixture(autouse=True)
-def on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("VERL_PLATFORM", "cpu")
+def on_cpu() -> Iterator[None]:
+    # verl asks for its platform once a process, and another test may have been first.
+    before = get_platform()
+    set_platform(PlatformCPU())
     METER.begin_step()
     yield
+    set_platform(before)
 
 
 class Worker:
