@@ -11,6 +11,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -115,7 +116,17 @@ def test_trials_after_the_first_start_in_the_live_job(finished: Path) -> None:
 
 
 def run_best(finished: Path, steps: int) -> str:
-    done = subprocess.run(
+    # Plain verl joins a Ray that runs on this machine, if it finds one in Ray's folder.
+    with tempfile.TemporaryDirectory(prefix="ray_", dir="/tmp") as ray_folder:
+        done = run_plain_verl(finished, steps, ray_folder)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout + done.stderr
+
+
+def run_plain_verl(
+    finished: Path, steps: int, ray_folder: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         [
             *(sys.executable, "-m", "verl.trainer.main_ppo"),
             *("--config-path", str(finished), "--config-name", "best"),
@@ -128,10 +139,8 @@ def run_best(finished: Path, steps: int) -> str:
         capture_output=True,
         text=True,
         timeout=600,
-        env={**os.environ, "RAY_DEDUP_LOGS": "0"},
+        env={**os.environ, "RAY_DEDUP_LOGS": "0", "RAY_TMPDIR": ray_folder},
     )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return done.stdout + done.stderr
 
 
 def test_plain_verl_runs_best_yaml_and_computes_what_the_trial_computed(finished: Path) -> None:

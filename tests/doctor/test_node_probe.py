@@ -66,7 +66,7 @@ def fake_distribution(folder: Path, name: str, version: str) -> None:
     (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_node_without_faults_has_none(tmp_path: Path) -> None:
     facts = probe_elsewhere(request(paths={"here": str(tmp_path)}), open_files=8192)
     assert facts.verl_problems == []
@@ -75,7 +75,7 @@ def test_a_node_without_faults_has_none(tmp_path: Path) -> None:
     assert facts.temp_free_gib > 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_wrong_version_and_a_lost_plug_in_are_seen(tmp_path: Path) -> None:
     fake_distribution(tmp_path, "transformers", "4.0.0")
     fake_distribution(tmp_path, "verl_autotune", "0.0.1")  # Has no entry points.
@@ -85,7 +85,7 @@ def test_a_wrong_version_and_a_lost_plug_in_are_seen(tmp_path: Path) -> None:
     assert any("platform" in problem.lower() for problem in facts.verl_problems)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_rollout_engine_that_cannot_be_imported_is_seen(tmp_path: Path) -> None:
     (tmp_path / "vllm.py").write_text("raise ImportError('libcudart.so.13 is missing')")
     facts = probe_elsewhere(request(rollout_module="vllm"), on_path(tmp_path))

@@ -142,7 +142,7 @@ def test_what_cannot_be_drawn_is_left_out() -> None:
     assert [name for name, figure in drawn.items() if figure is not None] == ["timeline"]
 
 
-SLOW = pytest.param("five hundred trials", marks=pytest.mark.slow)
+SLOW = pytest.param("five hundred trials", marks=pytest.mark.nightly)
 
 
 @pytest.mark.parametrize("name", [*(name for name in SPECS if "hundred" not in name), SLOW])

@@ -19,7 +19,7 @@ mkdir -p "$2"
 echo "export PYTHONPATH=$2" >"$2/env.sh"
 """
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(600)]
 
 
 def run(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:

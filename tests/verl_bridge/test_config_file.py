@@ -137,7 +137,7 @@ def test_a_file_that_hydra_cannot_compose_is_refused(tmp_path: Path) -> None:
         compose_file(path)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_verls_own_command_composes_the_same(tmp_path: Path) -> None:
     overrides = [*JOBS["engine"], "~model@critic.model", *JOBS["interpolations"], "~extra.y"]
     overrides[-1:] = ["+extra.list=[1,a]"]

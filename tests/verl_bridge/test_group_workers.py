@@ -13,7 +13,7 @@ from autotune.verl_bridge.group_workers import group_workers
 
 CASE = Path(__file__).with_name("group_workers_case.py")
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(300)]
 
 
 def run(strategy: str) -> dict[str, Any]:
