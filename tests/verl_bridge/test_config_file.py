@@ -93,7 +93,11 @@ def test_another_of_verls_configurations_can_be_the_start(tmp_path: Path) -> Non
     "overrides",
     [
         ["~actor_rollout_ref.actor.optim"],
-        [f"+{ACTOR}.fsdp_config.mixed_precision.param_dtype=fp32", f"~{ACTOR}.optim.lr", "trainer.nnodes=2"],
+        [
+            f"+{ACTOR}.fsdp_config.mixed_precision.param_dtype=fp32",
+            f"~{ACTOR}.optim.lr",
+            "trainer.nnodes=2",
+        ],
     ],
 )
 def test_a_deleted_key_is_refused_by_name(overrides: Sequence[str]) -> None:
