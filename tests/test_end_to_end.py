@@ -20,6 +20,7 @@ from typing import Any
 import psutil
 import pytest
 import yaml
+from critic_case import with_critic
 
 ROOT = Path(__file__).parents[1]
 QUICKSTART = ROOT / "search_spaces" / "quickstart_cpu.yaml"
@@ -226,24 +227,7 @@ def test_a_killed_driver_leaves_nothing_behind_and_the_sweep_goes_on(folder: Pat
 
 
 def test_two_gae_trials_at_once_survive_the_kill_of_one_job(folder: Path, tmp_path: Path) -> None:
-    content = yaml.safe_load(QUICKSTART.read_text())
-    content["base"]["overrides"] = [
-        override
-        for override in content["base"]["overrides"]
-        if not override.startswith(
-            ("algorithm.adv_estimator", "actor_rollout_ref.actor.use_kl_loss")
-        )
-    ] + [
-        "algorithm.adv_estimator=gae",
-        "algorithm.use_kl_in_reward=true",
-        "critic.model.path=demo/tiny/model",
-        "+critic.model.override_config.attn_implementation=sdpa",
-        "critic.model.use_remove_padding=true",
-        "critic.ppo_micro_batch_size_per_gpu=2",
-        "+critic.fsdp.mixed_precision.param_dtype=fp32",
-        "critic.fsdp.use_torch_compile=false",
-        "critic.strategy=fsdp2",
-    ]
+    content = with_critic(QUICKSTART.read_text())
     file = tmp_path / "gae.yaml"
     file.write_text(yaml.safe_dump(content))
     overrides = (

@@ -17,6 +17,7 @@ import psutil
 import pytest
 import ray
 import yaml
+from critic_case import with_critic
 from ray.util.placement_group import placement_group, remove_placement_group
 
 from autotune.config import Sweep, load_sweep
@@ -57,21 +58,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
     subprocess.run(
         [sys.executable, "scripts/make_demo_assets.py", "--out", "demo/tiny"], cwd=ROOT, check=True
     )
-    content = yaml.safe_load(QUICKSTART.read_text())
-    dropped = ("algorithm.adv_estimator", "actor_rollout_ref.actor.use_kl_loss")
-    content["base"]["overrides"] = [
-        override for override in content["base"]["overrides"] if not override.startswith(dropped)
-    ] + [
-        "algorithm.adv_estimator=gae",
-        "algorithm.use_kl_in_reward=true",
-        "critic.model.path=demo/tiny/model",
-        "+critic.model.override_config.attn_implementation=sdpa",
-        "critic.model.use_remove_padding=true",
-        "critic.ppo_micro_batch_size_per_gpu=2",
-        "+critic.fsdp.mixed_precision.param_dtype=fp32",
-        "critic.fsdp.use_torch_compile=false",
-        "critic.strategy=fsdp2",
-    ]
+    content = with_critic(QUICKSTART.read_text())
     file = tmp_path_factory.mktemp("sweep") / "gae.yaml"
     file.write_text(yaml.safe_dump(content))
     before = Path.cwd()
