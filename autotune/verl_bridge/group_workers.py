@@ -11,7 +11,6 @@ refuses any other.
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Any
 
 import ray
@@ -20,6 +19,7 @@ from verl.single_controller.ray import RayWorkerGroup, ResourcePoolManager
 from verl.single_controller.ray.base import RayResourcePool
 
 from autotune.errors import TrialStartError
+from autotune.verl_bridge.supported import require_version
 
 SUPPORTED_VERSIONS = ("0.9.1",)
 
@@ -140,13 +140,9 @@ def group_workers(trainer_module: Any) -> Iterator[None]:
     Raises:
         TrialStartError: The installed verl is not one that this was written for.
     """
-    installed = version("verl")
-    if installed not in SUPPORTED_VERSIONS:
-        raise TrialStartError(
-            f"verl {installed} is installed; its workers can be placed on a trial's group in "
-            f"{', '.join(SUPPORTED_VERSIONS)} only.",
-            f"Install a supported version: `pip install verl=={SUPPORTED_VERSIONS[-1]}`.",
-        )
+    require_version(
+        "verl", SUPPORTED_VERSIONS, "its workers can be placed on a trial's group in"
+    )
     plain = trainer_module.RayWorkerGroup
     trainer_module.RayWorkerGroup = GroupWorkers
     try:

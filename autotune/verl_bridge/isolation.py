@@ -14,6 +14,7 @@ from typing import Any
 import ray
 
 from autotune.errors import TrialStartError
+from autotune.verl_bridge.supported import require_version
 
 TRANSFER_QUEUE_NAMESPACE_ENV = "AUTOTUNE_TRANSFER_QUEUE_NAMESPACE"
 """Set by a trial's job for all of its processes: the Ray namespace of its own TransferQueue."""
@@ -65,15 +66,9 @@ def isolate_transfer_queue(interface: Any, *, namespace: str) -> None:
     Raises:
         TrialStartError: The installed TransferQueue is not one that this was written for.
     """
-    installed = version("TransferQueue")
-    if installed not in SUPPORTED_VERSIONS:
-        raise TrialStartError(
-            f"TransferQueue {installed} is installed; trials in one cluster are kept apart for "
-            f"{', '.join(SUPPORTED_VERSIONS)} only.",
-            "Install a supported version: `pip install TransferQueue=="
-            + SUPPORTED_VERSIONS[-1]
-            + "`.",
-        )
+    require_version(
+        "TransferQueue", SUPPORTED_VERSIONS, "trials in one cluster are kept apart for"
+    )
     interface.ray = _RayInNamespace(namespace)
     interface.TransferQueueController = _ControllerInNamespace(
         interface.TransferQueueController, namespace
