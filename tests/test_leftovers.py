@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import ray
+from local_ray import local_ray
 from ray.util.placement_group import placement_group, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -21,15 +22,8 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    ray.init(
-        address="local",
-        num_cpus=4,
-        include_dashboard=False,
-        log_to_driver=False,
-        runtime_env={"env_vars": {"PYTHONPATH": str(ROOT)}},
-    )
-    yield
-    ray.shutdown()
+    with local_ray(num_cpus=4):
+        yield
 
 
 def group_of(sweep_id: str) -> Any:

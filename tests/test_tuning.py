@@ -1,7 +1,6 @@
 """Running trials with Ray Tune: a toy trial on a real local Ray."""
 
 import json
-import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 
 import pytest
 import ray
+from local_ray import local_ray
 from ray import tune
 from ray.tune.search import Searcher
 
@@ -69,18 +69,9 @@ class Toy(tune.Trainable):
 
 
 @pytest.fixture(scope="module")
-def local_ray() -> Iterator[None]:
-    # Ray's workers import the toy from this file.
-    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-    ray.init(
-        address="local",
-        num_cpus=4,
-        include_dashboard=False,
-        log_to_driver=False,
-        runtime_env={"env_vars": {"PYTHONPATH": path}},
-    )
-    yield
-    ray.shutdown()
+def cluster() -> Iterator[None]:
+    with local_ray(num_cpus=4):
+        yield
 
 
 def trainable(**parameters: Any) -> Any:
@@ -91,7 +82,7 @@ def trainable(**parameters: Any) -> Any:
 
 
 def test_a_trial_holds_one_bundle_a_node_and_nothing_for_itself(
-    local_ray: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
@@ -104,7 +95,7 @@ def test_a_trial_holds_one_bundle_a_node_and_nothing_for_itself(
     assert list(tmp_path.glob("autotune_tune_*")) == []
 
 
-def test_a_request_ends_the_run_after_the_trial_that_runs(local_ray: None, tmp_path: Path) -> None:
+def test_a_request_ends_the_run_after_the_trial_that_runs(cluster: None, tmp_path: Path) -> None:
     request = tmp_path / "stop.request"
     searcher = Numbers(50)
     stop = StopOnRequest(request, searcher)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
+from local_ray import local_ray
 from ray import tune
 from ray.tune.search import Searcher
 from rich.console import Console
@@ -55,9 +55,8 @@ def store(tmp_path: Path) -> Iterator[SweepStore]:
 
 @pytest.fixture(scope="module")
 def ray_cluster() -> Iterator[None]:
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
+    with local_ray(num_cpus=2):
+        yield
 
 
 def candidate(sweep: Sweep, micro: int, number: int = 3) -> Candidate:
