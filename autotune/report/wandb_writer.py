@@ -27,7 +27,7 @@ from autotune.report.page import HTML_FILE, figures_of
 from autotune.report.reading import SweepData, is_sweep, read_sweep
 from autotune.report.wandb_runs import RunContent, report_run, trial_run
 from autotune.settings import WandbConfig
-from autotune.store import BEST_FILE, write_atomic
+from autotune.store import BEST_FILE, TRIALS_FILE, write_atomic
 
 logger = logging.getLogger(__name__)
 
@@ -229,10 +229,17 @@ class Writer:
         self._clock = clock
         self._retry_at = 0.0
         self._retry_s = RETRY_S
+        self._written_bytes = -1
+        """Of the trials' records that were looked at."""
 
     def round(self) -> None:
         """Write the trials that have finished since the last round, and send them."""
-        write_missing(self._folder, with_report=False)
+        # Looking costs seconds in a long sweep, and only a finished trial gives something to write.
+        records = self._folder / TRIALS_FILE
+        num_bytes = records.stat().st_size if records.exists() else 0
+        if num_bytes != self._written_bytes:
+            write_missing(self._folder, with_report=False)
+            self._written_bytes = num_bytes
         if self._online and self._clock() >= self._retry_at:
             self._send(SYNC_TIMEOUT_S)
 

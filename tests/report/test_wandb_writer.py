@@ -13,7 +13,7 @@ from wandb_reader import OfflineRun, read_runs
 from autotune.report.answer import answer
 from autotune.report.page import HTML_FILE, write_report
 from autotune.report.reading import SweepData, read_sweep
-from autotune.report.wandb_writer import WandbFolder, is_online, sync, write_missing
+from autotune.report.wandb_writer import WandbFolder, Writer, is_online, sync, write_missing
 from autotune.settings import WandbConfig
 
 pytestmark = pytest.mark.timeout(600)
@@ -105,6 +105,21 @@ def test_an_interrupted_run_is_written_again_in_its_place(
     path.write_text(json.dumps(state))
     assert write_missing(sweep.folder, with_report=False) == 1
     assert [run.id for run in read_runs(sweep.folder)] == [run.id for run in runs]
+
+
+def test_each_round_writes_the_trials_that_ended_since_the_last(tmp_path: Path) -> None:
+    spec = SweepSpec(name="followed", num_trials=2, budget=2)
+    folder = make_sweep(tmp_path, spec).folder
+    records = folder / "trials.jsonl"
+    first, second = records.read_text().splitlines(keepends=True)
+    writer = Writer(folder, WandbConfig(), online=False)
+    counts = []
+    # The middle of the third is a record that is being written.
+    for content in (first, first, first + second[:20], first + second):
+        records.write_text(content)
+        writer.round()
+        counts.append(len(read_runs(folder)))
+    assert counts == [1, 1, 1, 2]
 
 
 def test_runs_that_no_server_confirmed_are_unsent(sweep: SweepData) -> None:
