@@ -45,6 +45,10 @@ class SweepError(AutotuneError, RuntimeError):
     """A sweep that started could not go on: :attr:`ExitCode.FAILED`."""
 
 
+class WriteError(AutotuneError, OSError):
+    """A file could not be written; what was in it before is still there."""
+
+
 class TrialStartError(AutotuneError, RuntimeError):
     """A trial's verl job could not be brought to its first step."""
 

@@ -5,21 +5,33 @@ them.
 """
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 from ray.tune import Callback
 
+from autotune.errors import WriteError
 from autotune.objective import RECORD, STEP_RECORD, StepRecord, TrialRecord, TrialState
 from autotune.report.live import LiveTable
 from autotune.store import SweepStore
 
 
 class Progress(Callback):
-    """Hands Tune's events on."""
+    """Hands Tune's events on.
 
-    def __init__(self, store: SweepStore, table: LiveTable) -> None:
+    Args:
+        store: Gets the steps.
+        table: Shows them.
+        on_failure: Gets the reason when a step cannot be kept; Tune would hide it behind its own
+            error.
+    """
+
+    def __init__(
+        self, store: SweepStore, table: LiveTable, *, on_failure: Callable[[str], None]
+    ) -> None:
         self._store = store
         self._table = table
+        self._on_failure = on_failure
 
     def __getstate__(self) -> dict[str, Any]:
         # Tune pickles its configuration for Tuner.restore, which we never call: our records are
@@ -36,7 +48,10 @@ class Progress(Callback):
         """Keep a step; show it, and the end of its trial."""
         if STEP_RECORD in result:
             step = StepRecord.from_dict(json.loads(result[STEP_RECORD]))
-            self._store.append_step(step)
+            try:
+                self._store.append_step(step)
+            except WriteError as error:
+                self._on_failure(str(error))
             self._table.step_finished(step)
         if RECORD in result:
             record = TrialRecord.from_dict(json.loads(result[RECORD]))

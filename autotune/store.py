@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from autotune.errors import SweepError
+from autotune.errors import SweepError, WriteError
 from autotune.objective import StepRecord, TrialRecord
 from autotune.redaction import mask, redact
 from autotune.verification import VerifyJob
@@ -91,7 +91,11 @@ class SweepStore:
         return False
 
     def append_trial(self, record: TrialRecord) -> None:
-        """Write a finished trial; it is on disk when this returns."""
+        """Write a finished trial; it is on disk when this returns.
+
+        Raises:
+            WriteError: It is not on disk.
+        """
         self._append(self.trials_path, record.to_dict())
 
     def append_step(self, record: StepRecord) -> None:
@@ -174,16 +178,17 @@ class SweepStore:
         line = json.dumps(
             mask({"schema_version": SCHEMA_VERSION, **data}), allow_nan=False
         ).encode()
-        is_new = not path.exists()
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        try:
-            _cut_torn_line(fd)
-            _write_all(fd, line + b"\n")
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-        if is_new:
-            _sync_folder(path.parent)
+        with _writing(path):
+            is_new = not path.exists()
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+            try:
+                _cut_torn_line(fd)
+                _write_all(fd, line + b"\n")
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            if is_new:
+                _sync_folder(path.parent)
 
 
 def write_atomic(path: Path, text: str) -> None:
@@ -192,20 +197,37 @@ def write_atomic(path: Path, text: str) -> None:
 
 
 def write_atomic_bytes(path: Path, content: bytes) -> None:
-    """Replace a file so that a reader, or a crash, sees either the old or the new one whole."""
+    """Replace a file so that a reader, or a crash, sees either the old or the new one whole.
+
+    Raises:
+        WriteError: The disk is full, for one; the old file is there.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-    try:
+    with _writing(path):
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         try:
-            _write_all(fd, content)
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    _sync_folder(path.parent)
+            try:
+                _write_all(fd, content)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            os.replace(temporary, path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+        _sync_folder(path.parent)
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise WriteError(
+            f"{path} could not be written: {error.strerror}.",
+            "What was finished before is kept: free the disk, or see to its permissions, and run "
+            "the same command again.",
+        ) from error
 
 
 def _lock(fd: int) -> bool:

@@ -275,7 +275,7 @@ def _tune(sweep: Sweep, store: SweepStore, console: Any) -> SweepResult:
             searcher,
             trials_of(sweep, store.folder / LOG_FOLDER),
             max_concurrent=sweep.config.search.max_concurrent,
-            callbacks=[Progress(store, table), stop],
+            callbacks=[Progress(store, table, on_failure=searcher.fail), stop],
             scheduler=EarlyStopScheduler(searcher),
         )
     is_complete = searcher.is_done

@@ -19,7 +19,7 @@ from ray.tune.search import Searcher
 
 from autotune.comparison import BASELINE, ERROR, Comparison, Plan, estimate
 from autotune.config import Sweep
-from autotune.errors import BadInputError, SweepError
+from autotune.errors import BadInputError, SweepError, WriteError
 from autotune.knobs import KNOBS, KnobValue
 from autotune.objective import RECORD, TrialRecord, best_feasible, is_better, timestamp
 from autotune.provenance import read_claim
@@ -99,7 +99,11 @@ class VerifySearcher(Searcher):
         record = TrialRecord.from_dict(json.loads(text)) if text is not None else None
         if record is not None and record.state.is_setting_fault:
             self._losses = 0
-            self._on_job(block, trial, record)
+            try:
+                self._on_job(block, trial, record)
+            except WriteError as error:
+                # Tune would hide it behind its own error.
+                self.failure = str(error)
             return
         cause = record.cause if record is not None else "its actor was lost"
         self._losses += 1

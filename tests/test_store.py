@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from small_disk import disk_of
 
-from autotune.errors import SweepError
+from autotune.errors import SweepError, WriteError
 from autotune.objective import StepKind, StepRecord, TrialRecord, TrialState
 from autotune.store import SweepStore, write_atomic
 
@@ -205,9 +206,29 @@ def test_write_atomic_replaces_the_whole_file_and_leaves_nothing_else(tmp_path: 
 def test_a_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "taken"
     (path / "inside").mkdir(parents=True)
-    with pytest.raises(OSError, match="taken"):
+    with pytest.raises(WriteError, match="taken could not be written: Is a directory"):
         write_atomic(path, "text")
     assert [entry.name for entry in tmp_path.iterdir()] == ["taken"]
+
+
+def test_a_record_that_does_not_fit_on_the_disk_leaves_the_others(store: SweepStore) -> None:
+    store.append_trial(trial(0))
+    size = store.trials_path.stat().st_size
+    with disk_of(size + 20), pytest.raises(WriteError, match="File too large"):
+        store.append_trial(trial(1))
+    assert store.trials_path.stat().st_size == size + 20
+    assert store.read_trials() == [trial(0)]
+    store.append_trial(trial(1))
+    assert store.read_trials() == [trial(0), trial(1)]
+
+
+def test_a_file_that_does_not_fit_on_the_disk_is_the_old_one(tmp_path: Path) -> None:
+    path = tmp_path / "best.yaml"
+    write_atomic(path, "old\n")
+    with disk_of(10), pytest.raises(WriteError, match="best.yaml could not be written"):
+        write_atomic(path, "a new text that is longer\n")
+    assert path.read_text() == "old\n"
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_records_hold_no_secret(store: SweepStore, monkeypatch: pytest.MonkeyPatch) -> None:
