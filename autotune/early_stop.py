@@ -3,8 +3,9 @@
 Runs in the driver. :class:`EarlyStop` decides from steps and records alone;
 :class:`EarlyStopScheduler` is Ray Tune's own place for such a decision and asks the searcher, which
 holds both. A trial is stopped only after several measured steps, never on warm-up, when even the
-hopeful end of its interval is below the cautious end of the best setting's, and when the steps that
-it would still run cost more than the start-up that ending its job may cause.
+hopeful end of its interval is below the cautious end of the best setting's. The step that it is in
+by then is run to its end, since its job lives on for the next trial, see :mod:`autotune.trial`: a
+trial with no other step left is not stopped.
 """
 
 import logging
@@ -14,7 +15,7 @@ from typing import Any, Protocol
 
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 
-from autotune.measure.stats import median, pooled_spread
+from autotune.measure.stats import pooled_spread
 from autotune.objective import StepKind, StepRecord, TrialRecord, is_maximised
 
 logger = logging.getLogger(__name__)
@@ -44,22 +45,18 @@ class EarlyStop:
         self._objective = objective
         self._steps_per_trial = steps_per_trial
 
-    def cause(
-        self,
-        steps: Sequence[StepRecord],
-        best: TrialRecord | None,
-        finished: Sequence[TrialRecord],
-    ) -> str | None:
+    def cause(self, steps: Sequence[StepRecord], best: TrialRecord | None) -> str | None:
         """Return why a trial should be stopped, in words; None while it should go on.
 
         Args:
             steps: All that the trial reported.
             best: The best feasible trial so far.
-            finished: All finished trials, for what a start-up costs.
         """
         measured = self._values(steps)
         target = best.value(self._objective) if best is not None else None
         if best is None or target is None or len(measured) < MIN_STEPS:
+            return None
+        if self._steps_per_trial - len(steps) <= 1:
             return None
         own = math.fsum(measured) / len(measured)
         spread = max(pooled_spread([measured]), STEP_SPREAD)
@@ -69,7 +66,7 @@ class EarlyStop:
             is_worse = own * (1 + margin) < target * (1 - margin)
         else:
             is_worse = own * (1 - margin) > target * (1 + margin)
-        if not is_worse or not self._saves(steps, finished):
+        if not is_worse:
             return None
         return (
             f"stopped after {len(measured)} measured steps: {own:.4g} against {target:.4g} of "
@@ -83,18 +80,6 @@ class EarlyStop:
             if step.kind is StepKind.MEASURED
         ]
         return [float(value) for value in values if isinstance(value, int | float) and value > 0]
-
-    def _saves(self, steps: Sequence[StepRecord], finished: Sequence[TrialRecord]) -> bool:
-        """Say whether the steps left take longer than a start-up."""
-        times = [step.metrics.get("timing_s/step") for step in steps]
-        known = [float(value) for value in times if isinstance(value, int | float)]
-        startups = [
-            value for record in finished if (value := record.metrics.get("startup_s")) is not None
-        ]
-        if not known:
-            return True
-        left_s = (self._steps_per_trial - len(steps)) * median(known)
-        return left_s > (median(startups) if startups else 0.0)
 
 
 class StepWatcher(Protocol):

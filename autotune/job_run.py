@@ -7,6 +7,7 @@ which it stands. Decides nothing about what follows.
 
 import math
 import time
+from collections.abc import Set
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -102,9 +103,9 @@ class JobRun:
             JobEnded: The job broke, hung, or produced a number that is not finite.
         """
         if self.startup_s is None:
-            self._await(READY, self._protocol.startup_timeout_s, "did not begin its first step")
+            self._await({READY}, self._protocol.startup_timeout_s, "did not begin its first step")
             self.startup_s = time.monotonic() - self._started_s
-        event = self._await(STEP, self._protocol.step_timeout_s, "finished no step")
+        event = self._await({STEP}, self._protocol.step_timeout_s, "finished no step")
         for key in MUST_BE_FINITE:
             value = event["metrics"].get(key)
             if value is not None and not math.isfinite(value):
@@ -120,12 +121,23 @@ class JobRun:
         )
         self.steps.append(record)
         if self.is_complete:
-            self._await(DONE, self._protocol.step_timeout_s, "did not end after its last step")
+            self._await({DONE}, self._protocol.step_timeout_s, "did not end after its last step")
         return record
+
+    def leave(self) -> None:
+        """Give up the steps that are left, so that the job can take another setting.
+
+        Raises:
+            JobEnded: The job broke or hung in the step that it was still in.
+        """
+        self._process.leave()
+        limit_s = self._protocol.step_timeout_s
+        while self._await({STEP, DONE}, limit_s, "finished no step")["kind"] != DONE:
+            pass
 
     # Events and time limits.
 
-    def _await(self, kind: str, limit_s: float, what: str) -> dict[str, Any]:
+    def _await(self, kinds: Set[str], limit_s: float, what: str) -> dict[str, Any]:
         deadline = time.monotonic() + limit_s
         has_dumped = False
         while True:
@@ -145,7 +157,7 @@ class JobRun:
                 continue
             if event["kind"] in (FAILED, EXITED):
                 raise JobEnded(self._broken(event))
-            assert event["kind"] == kind, event
+            assert event["kind"] in kinds, event
             self._enter("next step")
             return event
 

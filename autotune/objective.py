@@ -21,9 +21,10 @@ from autotune.metrics import METRICS, Direction
 
 StepValue = float | list[float] | None
 
-RECORD, STEP_RECORD = "record", "step_record"
+RECORD, STEP_RECORD, START = "record", "step_record", "start"
 """Keys of a trial's Tune results: the trial's record in the last one, a step's in that of each
-step, as ``json.dumps(record.to_dict())``. Tune flattens nested results, hence a text."""
+step, as ``json.dumps(record.to_dict())`` (Tune flattens nested results, hence a text), and beside a
+step's how its job was started."""
 
 BASELINE = 0
 """Number of the trial with the base job's own settings."""

@@ -29,8 +29,10 @@ from autotune.models.promise import goal_of
 from autotune.objective import (
     BASELINE,
     RECORD,
+    START,
     STEP_RECORD,
     Constraint,
+    Start,
     StepRecord,
     TrialRecord,
     TrialState,
@@ -177,7 +179,11 @@ class SweepSearcher(Searcher):
         ask = self._next_asked()
         if ask is None:
             return None if self._live else Searcher.FINISHED
-        return self._start(trial_id, ask())
+        try:
+            return self._start(trial_id, ask())
+        except OSError as error:
+            self.fail(f"the study could not be written: {error}")
+            return None if self._live else Searcher.FINISHED
 
     def note_step(self, trial_id: str, result: Mapping[str, Any]) -> str | None:
         """Take note of a running trial's step; return why the trial should be stopped, if so.
@@ -192,10 +198,8 @@ class SweepSearcher(Searcher):
             return None
         if self._ledger.repeats(live.number):
             return None
-        finished = list(self._ledger.finished.values())
-        live.stop_cause = self._early_stop.cause(
-            live.steps, best_feasible(finished, self._objective), finished
-        )
+        best = best_feasible(list(self._ledger.finished.values()), self._objective)
+        live.stop_cause = self._early_stop.cause(live.steps, best)
         return live.stop_cause
 
     def on_trial_complete(
@@ -208,13 +212,21 @@ class SweepSearcher(Searcher):
         text = None if error or result is None else result.get(RECORD)
         record = TrialRecord.from_dict(json.loads(text)) if text is not None else None
         if record is None and live.stop_cause is not None and result is not None and not error:
-            record = self._stopped_record(live, float(result.get("time_total_s", 0.0)))
+            record = self._stopped_record(live, result)
         assert record is None or record.number == live.number, record
         try:
             self._end(live, record)
-        except OSError as problem:
-            self.failure = f"trial {live.number} could not be written to disk: {problem}"
-            logger.error("%s", self.failure)
+        except OSError as error:
+            self.fail(f"trial {live.number} could not be kept: {error}")
+
+    def fail(self, problem: str) -> None:
+        """Start no more trials; the sweep ends when those that run have ended.
+
+        Args:
+            problem: Why it cannot go on.
+        """
+        logger.error("%s", problem)
+        self.failure = problem
 
     def close(self) -> None:
         """Suggest nothing more; trials that end without a record from now on were interrupted.
@@ -356,9 +368,15 @@ class SweepSearcher(Searcher):
             retries=self._ledger.num_losses(live.number),
         )
 
-    def _stopped_record(self, live: _Live, elapsed_s: float) -> TrialRecord:
-        """Return the record of a trial that was cut short, from the steps that it reported."""
+    def _stopped_record(self, live: _Live, result: Mapping[str, Any]) -> TrialRecord:
+        """Return the record of a trial that was cut short, from the steps that it reported.
+
+        Args:
+            live: The trial.
+            result: Its last Tune result.
+        """
         assert live.stop_cause is not None
+        elapsed_s = float(result.get("time_total_s", 0.0))
         in_steps_s = sum(_seconds(step) for step in live.steps)
         found = summarise(
             live.steps,
@@ -368,6 +386,7 @@ class SweepSearcher(Searcher):
         return self._record(
             live,
             state=TrialState.STOPPED,
+            start=Start(result.get(START, Start.COLD)),
             cause=live.stop_cause,
             metrics=found.metrics,
             absent=found.absent,

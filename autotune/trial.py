@@ -6,7 +6,7 @@ workers on the bundles. One ``step()`` is one PPO step and reports a
 :class:`~autotune.objective.StepRecord`; the last report also holds the
 :class:`~autotune.objective.TrialRecord`. A trial is one job as a rule; what follows a job that
 broke says :mod:`autotune.recovery`. A job that ended well stays alive for the next trial, see
-:mod:`autotune.transition`; any failure ends it.
+:mod:`autotune.transition`, and so does one whose trial was stopped early; any failure ends it.
 """
 
 import dataclasses
@@ -27,6 +27,7 @@ from autotune.failure import Verdict
 from autotune.job_run import JobEnded, JobRun
 from autotune.objective import (
     RECORD,
+    START,
     STEP_RECORD,
     JobOutcome,
     Recovery,
@@ -69,7 +70,8 @@ class TrialSpec:
     sweep_id: str
     """Names the sweep's processes and placement groups, see :mod:`autotune.leftovers`."""
     always_cold: bool = False
-    """Whether every trial gets a fresh job."""
+    """Whether every trial gets a fresh job and runs its setting as it is, whatever recovery rules
+    there are."""
     command: tuple[str, ...] = VERL_COMMAND
     """The program that runs a job."""
 
@@ -107,11 +109,15 @@ class VerlTrial(tune.Trainable):
         self._process: VerlProcess | None = None
         self._log_path = spec.log_folder
         self._idle_setting: dict[str, Any] | None = None
+        self._stopped_run: JobRun | None = None
         self._begin(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Take the next setting; always possible, since a job that cannot be restarted in place is
         replaced."""
+        if self._process is not None and self._idle_setting is None and self._rule is None:
+            # Tune stopped the trial between two reports; its job is in the next step.
+            self._stopped_run, self._idle_setting = self._run, self._config["setting"]
         self._begin(new_config)
         return True
 
@@ -140,7 +146,11 @@ class VerlTrial(tune.Trainable):
                 if self._goes_on(ended.verdict):
                     continue
                 return {"done": True, RECORD: _text(self._outcome(ended.verdict))}
-            result: dict[str, Any] = {"done": False, STEP_RECORD: _text(step)}
+            result: dict[str, Any] = {
+                "done": False,
+                STEP_RECORD: _text(step),
+                START: self._run.start.value,
+            }
             if self._run.is_complete:
                 verdict = Verdict(state=TrialState.COMPLETE, cause="")
                 self._idle_setting = self._config["setting"]
@@ -187,7 +197,7 @@ class VerlTrial(tune.Trainable):
         return True
 
     def _rule_for(self, verdict: Verdict) -> AppliedRule | None:
-        if self._config["number"] == recovery.BASELINE:
+        if self._config["number"] == recovery.BASELINE or self._spec.always_cold:
             return None
         assert self._run is not None
         metrics = summarise(self._run.steps, startup_s=None, gpu_seconds=0).metrics
@@ -206,6 +216,7 @@ class VerlTrial(tune.Trainable):
     def _start_job(self) -> None:
         """Start the setting in the live job where that is possible, else in a fresh one."""
         start = Start.COLD
+        self._leave_stopped_run()
         if self._can_restart():
             assert self._idle_setting is not None
             start = cheapest_start(self._idle_setting, self._config["setting"])
@@ -247,6 +258,17 @@ class VerlTrial(tune.Trainable):
         )
         self._num_jobs += 1
 
+    def _leave_stopped_run(self) -> None:
+        """Bring the live job from the steps of a stopped trial to rest, or end it."""
+        run, self._stopped_run = self._stopped_run, None
+        if run is None or self._spec.always_cold:
+            return
+        try:
+            run.leave()
+        except JobEnded:
+            # The trial that it belonged to is over: nothing is known against its setting.
+            self._end_job()
+
     def _can_restart(self) -> bool:
         return (
             not self._spec.always_cold
@@ -264,7 +286,7 @@ class VerlTrial(tune.Trainable):
 
     def _end_job(self) -> None:
         """Kill the job and see its processes gone, those included that are no actors of Ray."""
-        self._idle_setting = None
+        self._idle_setting = self._stopped_run = None
         if self._process is None:
             return
         process, self._process = self._process, None

@@ -97,7 +97,8 @@ def trials_of(sweep: Sweep, log_folder: Path, *, always_cold: bool = False) -> A
     Args:
         sweep: Whose base job, protocol and resources are used.
         log_folder: Where the jobs' output goes.
-        always_cold: Whether every setting gets a verl process of its own.
+        always_cold: Whether every setting gets a verl process of its own, and no recovery rule
+            changes it.
     """
     from ray import tune
 

@@ -5,6 +5,7 @@ with that file plays the n-th entry, one run a request; past the end a run is co
 list of events; ``{"kind": "steps", "number": n, "metrics": {...}}`` stands for n steps. Besides the
 protocol's there are the kinds ``sleep`` (``seconds``), ``print`` (``text``), ``kill`` (by SIGKILL),
 ``exit`` (``code``) and ``child`` (starts a process in a session of its own that outlives this one).
+The line ``leave`` drops the steps of the run that are still to come.
 Each request is appended to the file's neighbour ``.requests``; a neighbour ``.once`` holds the next
 run instead, whichever process plays it.
 """
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.verl_bridge.job_processes import register_stack_dump
+from autotune.verl_bridge.process import LEAVE
 
 STEP = {
     "timing_s/step": 1.0,
@@ -79,10 +81,14 @@ def main(script: Path, events_fd: int) -> None:
     ]
     lines: list[str] = []
     arrived = threading.Semaphore(0)
+    is_left = threading.Event()
     once = script.with_suffix(".once")
 
     def read() -> None:
         for line in sys.stdin:
+            if line.rstrip() == LEAVE:
+                is_left.set()
+                continue
             lines.append(line)
             arrived.release()
         os._exit(0)
@@ -96,6 +102,7 @@ def main(script: Path, events_fd: int) -> None:
 
         for index in range(1_000_000):
             arrived.acquire()
+            is_left.clear()
             with script.with_suffix(".requests").open("a") as file:
                 file.write(lines[index])
             run = runs[index] if index < len(runs) else complete
@@ -103,7 +110,8 @@ def main(script: Path, events_fd: int) -> None:
                 run = json.loads(once.read_text())
                 once.unlink()
             for event in expand(run):
-                play(event, write)
+                if not (event["kind"] == "step" and is_left.is_set()):
+                    play(event, write)
                 if event["kind"] == "failed":
                     os._exit(1)
 

@@ -28,14 +28,14 @@ def steps(*speeds: float, warmup: int = 1, step_s: float = 30.0) -> list[StepRec
     ]
 
 
-def best(throughput: float = 100.0, startup_s: float = 60.0, **metrics: float) -> TrialRecord:
+def best(throughput: float = 100.0, **metrics: float) -> TrialRecord:
     return TrialRecord(
         number=2,
         state=TrialState.COMPLETE,
         params={},
         setting={},
         overrides=[],
-        metrics={THROUGHPUT: throughput, "startup_s": startup_s, **metrics},
+        metrics={THROUGHPUT: throughput, **metrics},
         absent={},
         violations={},
         feasible=True,
@@ -48,7 +48,7 @@ def best(throughput: float = 100.0, startup_s: float = 60.0, **metrics: float) -
 
 def cause(seen: Sequence[StepRecord], record: TrialRecord | None = None) -> str | None:
     record = best() if record is None else record
-    return RULE.cause(seen, record, [record])
+    return RULE.cause(seen, record)
 
 
 def test_a_trial_at_a_third_of_the_best_is_stopped_with_its_reason() -> None:
@@ -72,25 +72,26 @@ def test_steps_that_scatter_widen_the_interval() -> None:
 
 
 def test_nothing_is_stopped_before_a_feasible_setting_is_known() -> None:
-    assert RULE.cause(steps(30, 31, 32), None, []) is None
+    assert RULE.cause(steps(30, 31, 32), None) is None
 
 
-def test_a_trial_whose_rest_is_cheaper_than_a_start_up_goes_on() -> None:
-    assert cause(steps(30, 31, 32, step_s=30), best(startup_s=200)) is None
-    assert cause(steps(30, 31, 32, step_s=60), best(startup_s=200)) is not None
+def test_a_trial_that_is_in_its_last_step_goes_on() -> None:
+    six, seven = [30.0] * 6, [30.0] * 7
+    assert cause(steps(*six)) is not None
+    assert cause(steps(*seven)) is None
 
 
 def test_an_objective_in_seconds_is_worse_when_it_is_larger() -> None:
     rule = EarlyStop("step_s", steps_per_trial=8)
     record = dataclasses.replace(best(), metrics={"step_s": 10.0})
-    assert rule.cause(steps(1, 1, 1, step_s=30), record, [record]) is not None
-    assert rule.cause(steps(1, 1, 1, step_s=5), record, [record]) is None
+    assert rule.cause(steps(1, 1, 1, step_s=30), record) is not None
+    assert rule.cause(steps(1, 1, 1, step_s=5), record) is None
 
 
 def test_an_objective_that_steps_do_not_report_stops_nothing() -> None:
     rule = EarlyStop("peak_memory_ratio", steps_per_trial=8)
     record = best(peak_memory_ratio=0.1)
-    assert rule.cause(steps(1, 1, 1), record, [record]) is None
+    assert rule.cause(steps(1, 1, 1), record) is None
 
 
 class Watcher:

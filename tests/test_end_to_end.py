@@ -209,17 +209,32 @@ def wait_for_steps(sweep: Path, count: int, running: subprocess.Popen[bytes]) ->
         time.sleep(0.5)
 
 
-def test_a_killed_driver_leaves_nothing_behind_and_the_sweep_goes_on(folder: Path) -> None:
+def test_ctrl_c_and_a_killed_driver_leave_nothing_behind_and_the_sweep_goes_on(
+    folder: Path,
+) -> None:
     overrides = ("search.num_trials=2", "trial.measured_steps=2", "trial.profiled_steps=0")
     command = sweep_command(folder, "killed", *overrides)
     sweep = ROOT / folder / "killed"
-    running = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
+
+    # A terminal sends its signal to all processes of the command.
+    running = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+    )
     wait_for_steps(sweep, 4, running)
+    os.killpg(running.pid, signal.SIGINT)
+    _, errors = running.communicate(timeout=60)
+    assert running.returncode == 130 and b"Traceback" not in errors, errors.decode()
+    assert wait_until_gone() == []
     kept = records(sweep)
+    assert [trial["number"] for trial in kept] == [0]
+
+    num_steps = len(records(sweep, "steps.jsonl"))
+    running = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
+    wait_for_steps(sweep, num_steps + 1, running)
     running.kill()
     running.wait()
-    assert [trial["number"] for trial in kept] == [0]
     assert wait_until_gone() == []
+
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     assert [trial["number"] for trial in records(sweep)] == [0, 1]

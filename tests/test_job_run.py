@@ -18,6 +18,7 @@ import pytest
 import ray
 import yaml
 from critic_case import with_critic
+from local_ray import local_ray
 from ray.util.placement_group import placement_group, remove_placement_group
 
 from autotune.config import Sweep, load_sweep
@@ -152,11 +153,10 @@ def _command(process: psutil.Process) -> str:
 
 @pytest.fixture(scope="module")
 def bench(sweep: Sweep, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    ray.init(address="local", num_cpus=9, include_dashboard=False, log_to_driver=False)
-    bench = Bench(sweep, tmp_path_factory.mktemp("logs"))
-    yield bench
-    bench.close()
-    ray.shutdown()
+    with local_ray(num_cpus=9):
+        bench = Bench(sweep, tmp_path_factory.mktemp("logs"))
+        yield bench
+        bench.close()
 
 
 @pytest.fixture(scope="module")
@@ -167,6 +167,11 @@ def runs(bench: Bench) -> dict[str, JobRun]:
     done["hot again"] = bench.run(A)
     done["engine"] = bench.run({**A, RESHARD: False, CHECKPOINTING: False})
     done["engine again"] = bench.run(A)
+    left = bench.begin({**A, MICRO: 8})
+    left.next_step()
+    left.leave()
+    assert len(left.steps) == 1
+    done["after one that was left"] = bench.run(A)
     return done
 
 
@@ -181,10 +186,11 @@ def test_each_change_takes_its_cheapest_start(runs: dict[str, JobRun]) -> None:
         Start.HOT,
         Start.ENGINE,
         Start.ENGINE,
+        Start.HOT,
     ]
 
 
-@pytest.mark.parametrize("name", ["hot again", "engine again"])
+@pytest.mark.parametrize("name", ["hot again", "engine again", "after one that was left"])
 @pytest.mark.parametrize("key", SAME)
 def test_a_live_job_computes_what_a_cold_one_computes(
     runs: dict[str, JobRun], name: str, key: str

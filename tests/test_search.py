@@ -13,18 +13,21 @@ from typing import Any
 
 import optuna
 import pytest
-import ray
+from local_ray import local_ray
 from optuna.trial import TrialState as StudyState
 from ray import tune
 from ray.tune.search import Searcher
 from search_cases import SMALL_JOB
+from small_disk import disk_of
 
 from autotune.domain import make_domain
 from autotune.errors import SweepError
 from autotune.objective import (
     RECORD,
+    START,
     STEP_RECORD,
     Recovery,
+    Start,
     StepKind,
     StepRecord,
     TrialRecord,
@@ -422,7 +425,11 @@ def step_result(suggestion: dict[str, Any], step: int, speed: float) -> dict[str
         kind=kind,
         metrics={"perf/throughput": speed, "timing_s/step": 1000.0 / speed},
     )
-    return {STEP_RECORD: json.dumps(record.to_dict()), "time_total_s": 10.0 * step}
+    return {
+        STEP_RECORD: json.dumps(record.to_dict()),
+        START: Start.HOT.value,
+        "time_total_s": 10.0 * step,
+    }
 
 
 def test_a_trial_that_is_stopped_early_is_kept_with_what_it_measured(store: SweepStore) -> None:
@@ -434,7 +441,7 @@ def test_a_trial_that_is_stopped_early_is_kept_with_what_it_measured(store: Swee
     searcher.on_trial_complete("id", step_result(bad, 3, 20.0))
     record = store.read_trials()[1]
     assert (record.state, record.cause, record.feasible) == (TrialState.STOPPED, causes[2], False)
-    assert record.metrics[THROUGHPUT] == 20.0
+    assert (record.metrics[THROUGHPUT], record.start) == (20.0, Start.HOT)
     trial = searcher.study.get_trials()[1]
     assert (trial.state, trial.value) == (StudyState.COMPLETE, 20.0)
     assert trial.constraints["completed"] == -1.0
@@ -689,6 +696,8 @@ KILLED: dict[str, Any] = {
     "first": [{MICRO: 4, SCORING: 4}],
     "confirm_ratio": 0.2,
 }
+FULL = 3
+"""Exit code of a child whose disk was full."""
 
 
 def die_at_fsync(write: int, *, before: bool) -> None:
@@ -743,6 +752,44 @@ def test_a_kill_at_any_write_loses_no_finished_trial(tmp_path: Path, before: boo
     assert write > 30
 
 
+def fills_up_at(folder: Path, num_bytes: int) -> bool:
+    """Run a search in a child whose files cannot grow further; say whether one had to."""
+    child = os.fork()
+    if child == 0:
+        exit_code = 1
+        try:
+            store = SweepStore(folder)
+            with store.locked(), disk_of(num_bytes):
+                searcher = make_searcher(store, **KILLED)
+                drive(searcher)
+            exit_code = 0 if searcher.failure is None else FULL
+        except OSError:
+            # The study could not even be made.
+            exit_code = FULL
+        finally:
+            os._exit(exit_code)
+    _, status = os.waitpid(child, 0)
+    assert os.WEXITSTATUS(status) in (0, FULL)
+    return os.WEXITSTATUS(status) == FULL
+
+
+def test_a_disk_that_fills_up_loses_no_finished_trial(tmp_path: Path) -> None:
+    whole = SweepStore(tmp_path / "whole")
+    with whole.locked():
+        drive(make_searcher(whole, **KILLED))
+    largest = max(path.stat().st_size for path in whole.folder.iterdir())
+    for part in (0.01, 0.2, 0.4, 0.6, 0.8, 0.99):
+        store = SweepStore(tmp_path / str(part))
+        assert fills_up_at(store.folder, int(part * largest))
+        kept = store.read_trials()
+        with store.locked():
+            searcher = make_searcher(store, **KILLED)
+            drive(searcher)
+        assert store.read_trials()[: len(kept)] == kept
+        assert visited(store) == visited(whole), f"full at {part} of the largest file"
+        assert states(searcher) == [StudyState.COMPLETE] * 5
+
+
 @pytest.mark.parametrize("num_bytes", [1, 30])
 def test_a_torn_line_of_the_journal_is_repaired(store: SweepStore, num_bytes: int) -> None:
     drive(make_searcher(store, num_trials=3))
@@ -759,9 +806,8 @@ def test_a_torn_line_of_the_journal_is_repaired(store: SweepStore, num_bytes: in
 
 @pytest.fixture(scope="module")
 def ray_cluster() -> Iterator[None]:
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
+    with local_ray(num_cpus=2):
+        yield
 
 
 def make_trainable(folder: Path, texts: dict[str, str]) -> type[tune.Trainable]:

@@ -12,11 +12,20 @@ from typing import Any
 import psutil
 import pytest
 import ray
+from local_ray import local_ray
 from ray import tune
 from ray.util.placement_group import placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from autotune.objective import RECORD, STEP_RECORD, Start, StepRecord, TrialRecord, TrialState
+from autotune.objective import (
+    RECORD,
+    START,
+    STEP_RECORD,
+    Start,
+    StepRecord,
+    TrialRecord,
+    TrialState,
+)
 from autotune.settings import ConstraintConfig, RecoveryRuleConfig, TrialConfig
 from autotune.trial import TrialSpec, VerlTrial
 from autotune.verl_bridge.job_processes import processes_of
@@ -42,6 +51,7 @@ PROTOCOLS = {
     "plain": PROTOCOL,
     "hasty": dataclasses.replace(PROTOCOL, startup_timeout_s=5, step_timeout_s=3),
     "recovering": dataclasses.replace(PROTOCOL, recovery=RULES),
+    "proving": dataclasses.replace(PROTOCOL, recovery=RULES),
 }
 READY: dict[str, Any] = {"kind": "ready"}
 DONE: dict[str, Any] = {"kind": "done"}
@@ -80,21 +90,16 @@ OUT_OF_MEMORY = failed("RayTaskError: x", "OutOfMemoryError: CUDA out of memory.
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    ray.init(
-        address="local",
-        num_cpus=6,
-        include_dashboard=False,
-        log_to_driver=False,
-        runtime_env={"env_vars": {"PYTHONPATH": str(ROOT)}},
-    )
-    yield
-    ray.shutdown()
+    with local_ray(num_cpus=6):
+        yield
 
 
 class Actor:
     """A trial actor, driven as Tune drives it; it serves several tests, each from a cold start."""
 
-    def __init__(self, folder: Path, protocol: TrialConfig) -> None:
+    def __init__(
+        self, folder: Path, protocol: TrialConfig, *, always_cold: bool = False
+    ) -> None:
         self.folder = folder
         self.script = folder / "script.json"
         self.spec = TrialSpec(
@@ -106,6 +111,7 @@ class Actor:
             constraints=(ConstraintConfig(metric="peak_memory_ratio", max=0.9),),
             log_folder=folder / "logs",
             sweep_id=folder.name,
+            always_cold=always_cold,
             command=(sys.executable, str(STAND_IN), str(self.script)),
         )
         self._group = placement_group([{"CPU": 1}, {"CPU": 1}])
@@ -124,6 +130,22 @@ class Actor:
 
     def run(self, number: int = 1, **changes: Any) -> Played:
         """Run one trial to its end."""
+        self._begin(number, changes)
+        found: list[StepRecord] = []
+        while True:
+            result = ray.get(self._actor.train.remote(), timeout=300)
+            if STEP_RECORD in result:
+                found.append(StepRecord.from_dict(json.loads(result[STEP_RECORD])))
+            if result["done"]:
+                return found, TrialRecord.from_dict(json.loads(result[RECORD]))
+
+    def stop_after_first_step(self) -> None:
+        """Run one step of a trial, as Tune does with one that its scheduler stops."""
+        self._begin(1, {})
+        result = ray.get(self._actor.train.remote(), timeout=300)
+        assert not result["done"] and result[START] == Start.COLD.value
+
+    def _begin(self, number: int, changes: dict[str, Any]) -> None:
         setting = {**SETTING, **changes}
         config = {
             "number": number,
@@ -142,13 +164,6 @@ class Actor:
             )
         else:
             assert ray.get(self._actor.reset.remote(config))
-        found: list[StepRecord] = []
-        while True:
-            result = ray.get(self._actor.train.remote(), timeout=300)
-            if STEP_RECORD in result:
-                found.append(StepRecord.from_dict(json.loads(result[STEP_RECORD])))
-            if result["done"]:
-                return found, TrialRecord.from_dict(json.loads(result[RECORD]))
 
     def requests(self) -> list[dict[str, Any]]:
         lines = self.script.with_suffix(".requests").read_text().splitlines()
@@ -175,7 +190,9 @@ def actor_of(
 
     def get(name: str) -> Actor:
         if name not in made:
-            made[name] = Actor(tmp_path_factory.mktemp(name), PROTOCOLS[name])
+            made[name] = Actor(
+                tmp_path_factory.mktemp(name), PROTOCOLS[name], always_cold=name == "proving"
+            )
         made[name].forget()
         return made[name]
 
@@ -226,6 +243,28 @@ def test_the_next_setting_takes_the_cheapest_start(
     assert record.state is TrialState.COMPLETE
     assert record.start is start
     assert actor.requests()[1]["start"] == start.value
+
+
+def test_the_job_of_a_trial_that_was_stopped_early_serves_the_next_one(actor: Actor) -> None:
+    stopped = [READY, steps(1), sleep(0.5), *[steps(1)] * 2, DONE]
+    actor.plays([stopped, COMPLETE])
+    actor.stop_after_first_step()
+    found, record = actor.run(number=2)
+    assert [step.step for step in found] == [1, 2, 3]
+    assert (record.state, record.start) == (TrialState.COMPLETE, Start.HOT)
+
+
+@pytest.mark.parametrize(
+    "rest", [[OUT_OF_MEMORY], [{"kind": "kill"}], [sleep(60)]], ids=["failed", "killed", "hangs"]
+)
+def test_what_breaks_after_a_trial_was_stopped_costs_the_next_one_a_cold_start_only(
+    hasty: Actor, rest: list[Event]
+) -> None:
+    hasty.plays([[READY, steps(1), sleep(0.5), *rest]], [COMPLETE])
+    hasty.stop_after_first_step()
+    _, record = hasty.run(number=2)
+    assert (record.state, record.start) == (TrialState.COMPLETE, Start.COLD)
+    assert (record.retries, record.other_jobs) == (0, [])
 
 
 def test_a_failure_of_a_cold_job_is_believed(actor: Actor) -> None:
@@ -392,6 +431,18 @@ def test_no_rule_changes_the_baseline(recovering: Actor) -> None:
     _, record = recovering.run(number=0)
     assert record.state is TrialState.OUT_OF_MEMORY
     assert len(recovering.requests()) == 1
+
+
+def test_what_proves_a_setting_runs_it_as_it_is_and_cold(
+    actor_of: Callable[[str], Actor],
+) -> None:
+    actor = actor_of("proving")
+    above = {"autotune/peak_memory_ratio": 0.95}
+    actor.plays([[READY, {"kind": "steps", "number": 3, "metrics": above}, DONE]], [COMPLETE])
+    _, first = actor.run()
+    _, second = actor.run(number=2)
+    assert (first.recovery, first.metrics["peak_memory_ratio"]) == (None, 0.95)
+    assert (first.start, second.start) == (Start.COLD, Start.COLD)
 
 
 def test_the_trial_after_a_recovered_one_starts_cold(recovering: Actor) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 from autotune.errors import TrialStartError
 from autotune.redaction import redact
 from autotune.verl_bridge.job_processes import JOB_ENV
-from autotune.verl_bridge.process import JobRequest
+from autotune.verl_bridge.process import LEAVE, JobRequest
 
 EXITED = "exited"
 """Kind of the last event: the child is gone; ``returncode`` says how."""
@@ -76,12 +76,17 @@ class VerlProcess:
 
     def submit(self, request: JobRequest) -> None:
         """Have the child run a setting; a child that is gone says so with its next event."""
+        self._write(request.to_json())
+
+    def leave(self) -> None:
+        """Have the child end the setting that it runs with its current step."""
+        self._write(LEAVE)
+
+    def _write(self, line: str) -> None:
         assert self._child.stdin is not None
-        try:
-            self._child.stdin.write(request.to_json().encode() + b"\n")
+        with contextlib.suppress(BrokenPipeError):
+            self._child.stdin.write(line.encode() + b"\n")
             self._child.stdin.flush()
-        except BrokenPipeError:
-            return
 
     def next_event(self, timeout_s: float) -> dict[str, Any] | None:
         """Return the next event, or None when none came in time."""

@@ -4,7 +4,8 @@ another.
 Started by the trial actor as ``python -m autotune.verl_bridge.process ADDRESS PLACEMENT_GROUP_ID
 EVENTS_FD WORKING_DIR``. A process of its own contains crashes and leaked state, and its death frees
 every actor of the job at once. It reads one JSON line for each setting from standard input (see
-:class:`JobRequest`), writes one JSON line for each event to EVENTS_FD, and everything that verl
+:class:`JobRequest`) or the line LEAVE, which ends the setting that runs with its current step. It
+writes one JSON line for each event to EVENTS_FD, and everything that verl
 prints to standard output. When standard input closes, because the trial ended or its actor died,
 it exits at once.
 """
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 PHASE, READY, STEP, DONE, FAILED = "phase", "ready", "step", "done", "failed"
 """Kinds of events: the job enters a phase of its start-up or of a step; it is about to run its
 first step; a step ended; all steps ended; the job broke."""
+
+LEAVE = "leave"
 
 LOG_DELAY_S = 2.0
 """How long Ray may take to bring a worker's output here."""
@@ -108,6 +111,11 @@ class Job:
         self._events.send(READY)
         self._runner.trainer.fit(self._runner.agent_loop_manager)
         self._events.send(DONE)
+
+    def leave(self) -> None:
+        """End the setting that runs with its current step; called from another thread."""
+        if self._runner is not None:
+            self._runner.trainer.leave()
 
     def _connect(self, config: Any) -> None:
         """Join the cluster as verl's ``run_ppo`` does, with the job's own environment and
@@ -205,10 +213,13 @@ class Job:
         OmegaConf.resolve(config)
 
 
-def _read_requests(requests: "queue.Queue[JobRequest]") -> None:
+def _read_requests(requests: "queue.Queue[JobRequest]", job: Job) -> None:
     """Queue the settings from standard input; its end is the end of this process, whatever runs."""
     for line in sys.stdin:
-        requests.put(JobRequest(**json.loads(line)))
+        if line.rstrip() == LEAVE:
+            job.leave()
+        else:
+            requests.put(JobRequest(**json.loads(line)))
     os._exit(0)
 
 
@@ -220,8 +231,8 @@ def main(arguments: Sequence[str]) -> None:
     register_stack_dump()
     events = _Events(os.fdopen(int(events_fd), "w", encoding="utf-8"))
     requests: queue.Queue[JobRequest] = queue.Queue()
-    threading.Thread(target=_read_requests, args=(requests,), daemon=True).start()
     job = Job(address, placement_group_id, working_dir, events)
+    threading.Thread(target=_read_requests, args=(requests, job), daemon=True).start()
     while True:
         request = requests.get()
         try:

@@ -83,6 +83,7 @@ class TrialTrainer(PhasedTrainer):
         self._rollout_sleeps = False
         self._collective_timeout_s = collective_timeout_s
         self._keeps_first = keeps_first
+        self._is_left = False
 
     def init(self) -> None:
         """Build everything, as verl does, and begin the first trial."""
@@ -106,6 +107,7 @@ class TrialTrainer(PhasedTrainer):
                 engines are built again otherwise.
         """
         PPOTrainer.__init__(self, config)
+        self._is_left = False
         self._profiled_steps = set(profiled_steps)
         self._init_dataloader()
         self._init_dump_executor()
@@ -119,6 +121,10 @@ class TrialTrainer(PhasedTrainer):
         self.global_steps = 0
         self._rollout_sleeps = False
         self.on_init_end()
+
+    def leave(self) -> None:
+        """Let ``fit`` return after the step that runs; safe from another thread."""
+        self._is_left = True
 
     def _put_back(self) -> None:
         if self.use_critic:
@@ -224,6 +230,10 @@ class TrialTrainer(PhasedTrainer):
             values.update(own)
             absent.update(reasons)
         self._on_step(step, {**metrics, **values}, absent)
+        if self._is_left:
+            # fit's loop ends after this many steps. Set between two steps only: verl saves,
+            # validates and reports by it.
+            self.total_training_steps = step
 
     def _probe_metrics(self, step: int) -> list[tuple[StepValues, Reasons]]:
         """Return what the probe adds to a step: to the first and to the last one."""
