@@ -15,6 +15,7 @@ import optuna
 import pytest
 from local_ray import local_ray
 from optuna.trial import TrialState as StudyState
+from postgres import postgres, programs
 from ray import tune
 from ray.tune.search import Searcher
 from search_cases import SMALL_JOB
@@ -481,16 +482,27 @@ def test_what_is_left_is_told_once_a_trial_has_finished(store: SweepStore) -> No
     assert left.gpu_hours == pytest.approx(left.hours)
 
 
-def test_two_sweeps_share_one_database(tmp_path: Path) -> None:
-    storage = f"sqlite:///{tmp_path / 'studies.db'}"
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path / 'studies.db'}"
+        return
+    found = programs()
+    if found is None:
+        pytest.skip("PostgreSQL is not installed")
+    with postgres(found) as url:
+        yield url
+
+
+def test_two_sweeps_share_one_database(database: str, tmp_path: Path) -> None:
     for name in ("a", "b"):
         store = SweepStore(tmp_path / name / "sweep")
         with store.locked():
-            drive(make_searcher(store, num_trials=3, storage=storage))
-            assert len(drive(make_searcher(store, num_trials=5, storage=storage))) == 2
+            drive(make_searcher(store, num_trials=3, storage=database))
+            assert len(drive(make_searcher(store, num_trials=5, storage=database))) == 2
             assert [record.number for record in store.read_trials()] == list(range(5))
         assert not (store.folder / "study.journal").exists()
-    assert len(optuna.get_all_study_names(storage)) == 2
+    assert len(optuna.get_all_study_names(database)) == 2
 
 
 def test_a_database_that_cannot_be_reached_is_an_error(store: SweepStore) -> None:
