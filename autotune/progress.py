@@ -11,7 +11,7 @@ from typing import Any
 from ray.tune import Callback
 
 from autotune.errors import WriteError
-from autotune.objective import RECORD, STEP_RECORD, StepRecord, TrialRecord, TrialState
+from autotune.objective import RECORD, STEP_RECORD, StepRecord, TrialRecord
 from autotune.report.live import LiveTable
 from autotune.store import SweepStore
 
@@ -45,7 +45,7 @@ class Progress(Callback):
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **_info: Any
     ) -> None:
-        """Keep a step; show it, and the end of its trial."""
+        """Keep a step and show it; show a trial that was lost."""
         if STEP_RECORD in result:
             step = StepRecord.from_dict(json.loads(result[STEP_RECORD]))
             try:
@@ -55,9 +55,7 @@ class Progress(Callback):
             self._table.step_finished(step)
         if RECORD in result:
             record = TrialRecord.from_dict(json.loads(result[RECORD]))
-            if record.state.is_setting_fault:
-                self._table.trial_finished(record)
-            else:
+            if not record.state.is_setting_fault:
                 self._table.trial_lost(record.number, record.cause)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **_info: Any) -> None:
@@ -67,8 +65,8 @@ class Progress(Callback):
     def on_trial_complete(
         self, iteration: int, trials: list[Any], trial: Any, **_info: Any
     ) -> None:
-        """Show a trial that was stopped early: its record is made by the searcher, just before."""
+        """Show a trial that ended, as the searcher has kept it just before."""
         number = trial.config["number"]
         for record in self._store.read_trials():
-            if record.number == number and record.state is TrialState.STOPPED:
+            if record.number == number and record.state.is_setting_fault:
                 self._table.trial_finished(record)

@@ -133,6 +133,8 @@ class SweepSearcher(Searcher):
         self._contenders_at: tuple[int, list[Setting]] = -1, []
         first = first_settings(space, [*settings.first, *suggested])
         self._pending = self._ledger.reconcile(records.read_trials(), first)
+        if BASELINE in self._ledger.finished:
+            self._check_baseline(self._ledger.finished[BASELINE])
 
     @property
     def study(self) -> Study:
@@ -174,13 +176,15 @@ class SweepSearcher(Searcher):
             return None if self._live else Searcher.FINISHED
         if len(self._live) >= self._settings.max_concurrent:
             return None
-        if self._pending:
-            return self._start(trial_id, self._ledger.trial(self._pending.pop(0)))
-        ask = self._next_asked()
-        if ask is None:
-            return None if self._live else Searcher.FINISHED
         try:
-            return self._start(trial_id, ask())
+            if self._pending:
+                trial = self._ledger.trial(self._pending.pop(0))
+            else:
+                ask = self._next_asked()
+                if ask is None:
+                    return None if self._live else Searcher.FINISHED
+                trial = ask()
+            return self._start(trial_id, trial)
         except OSError as error:
             self.fail(f"the study could not be written: {error}")
             return None if self._live else Searcher.FINISHED
@@ -331,6 +335,7 @@ class SweepSearcher(Searcher):
         self._given_up_in_a_row = 0
         self._records.append_trial(record)
         self._ledger.tell(record)
+        self._check_baseline(record)
         left = self.cost_left()
         logger.info(
             "trial %d %s, %s %s; about %s GPU hours left",
@@ -340,6 +345,16 @@ class SweepSearcher(Searcher):
             record.value(self._objective),
             "?" if left is None else f"{left.gpu_hours:.3g}",
         )
+
+    def _check_baseline(self, record: TrialRecord) -> None:
+        """End the sweep where the base job itself is broken: its settings would all be too. A base
+        job that only needs more memory than there is has settings that need less."""
+        broken = (TrialState.CRASH, TrialState.HANG, TrialState.NAN)
+        if record.number == BASELINE and record.state in broken:
+            self.fail(
+                f"the base job itself does not run ({record.state.value}: {record.cause}). Mend "
+                "it, and start the sweep under another name"
+            )
 
     def _lose(self, live: _Live, cause: str) -> None:
         """Have a lost trial tried again, or give it up."""

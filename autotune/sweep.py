@@ -6,8 +6,10 @@ interrupted, in whatever way, goes on when it is run again; its records decide w
 so nothing of Tune's own bookkeeping has to survive.
 """
 
+import contextlib
 import dataclasses
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,40 +89,64 @@ def copy_uri_of(sweep: Sweep) -> str | None:
     return None if uri is None else f"{uri.rstrip('/')}/{sweep.config.name}"
 
 
+@contextlib.contextmanager
+def opened(sweep: Sweep) -> Iterator[SweepStore]:
+    """Hold the sweep's folder, brought up to date from its copy, with the sweep's inputs in it; the
+    copy follows until the end.
+
+    Raises:
+        BadInputError: The folder holds a different sweep.
+        SweepError: The folder is in use, or its copy holds another sweep's records.
+    """
+    store = store_of(sweep)
+    copy_uri = copy_uri_of(sweep)
+    with store.locked():
+        # The copy is written to only once it is known to be this sweep's.
+        restore(store.folder, copy_uri)
+        with mirrored(store.folder, copy_uri):
+            _write_inputs(sweep, store)
+            yield store
+
+
 def run_sweep(
-    sweep: Sweep, *, address: str | None, console: Any, published_as: str | None = None
+    sweep: Sweep,
+    store: SweepStore,
+    *,
+    address: str | None,
+    console: Any,
+    published_as: str | None = None,
 ) -> SweepResult:
     """Run what is left of a sweep.
 
     Args:
         sweep: The loaded sweep.
+        store: Its folder, see :func:`opened`.
         address: Ray cluster to use; None starts a local one.
         console: Where the live table goes (rich).
         published_as: Name under which the cluster's dashboard shows the sweep's folder; None shows
             it nowhere.
 
     Raises:
-        BadInputError: The folder holds a different sweep.
-        SweepError: The folder is in use, or the cluster cannot hold one trial.
+        SweepError: The cluster cannot hold one trial.
     """
-    store = store_of(sweep)
-    copy_uri = copy_uri_of(sweep)
-    with store.locked(), mirrored(store.folder, copy_uri):
-        restore(store.folder, copy_uri)
-        _write_inputs(sweep, store)
-        with cluster(sweep, address):
-            if published_as is not None:
-                publish(store.folder, published_as)
-            _clear(store)
-            loaded = sweep
-            sweep = with_calibration(loaded, calibrate_sweep(loaded, store, console))
-            measured = sweep.base_overrides[len(loaded.base_overrides) :]
-            store.write(BASE_JOB_FILE, BaseJob.of(sweep, measured).to_json())
+    with cluster(sweep, address):
+        if published_as is not None:
+            publish(store.folder, published_as)
+        for name in _clear(store):
+            logger.warning("left over from an earlier run of this sweep, removed: %s", name)
+        loaded = sweep
+        sweep = with_calibration(loaded, calibrate_sweep(loaded, store, console))
+        measured = sweep.base_overrides[len(loaded.base_overrides) :]
+        store.write(BASE_JOB_FILE, BaseJob.of(sweep, measured).to_json())
+        try:
             result = _tune(sweep, store, console)
             if result.is_complete and sweep.config.verify.enabled:
                 result = _verify(sweep, store, result, console)
-        if result.verification is not None and result.verification.winner is not None:
-            result = _export(store, result)
+        finally:
+            # A rollout engine's own processes are no actors that end with their job's.
+            _clear(store)
+    if result.verification is not None and result.verification.winner is not None:
+        result = _export(store, result)
     return result
 
 
@@ -195,11 +221,10 @@ def with_calibration(sweep: Sweep, record: CalibrationRecord | None) -> Sweep:
     return dataclasses.replace(sweep, base_overrides=base_overrides, base_config=base_config)
 
 
-def _clear(store: SweepStore) -> None:
-    """Remove what an earlier driver of this sweep left in the cluster when it was killed."""
+def _clear(store: SweepStore) -> list[str]:
+    """Remove what is left in the cluster of this sweep's jobs; return what there was."""
     left = remove_leftovers(identity_of(store.folder))
-    for name in (*left.placement_groups, *left.processes):
-        logger.warning("left over from an earlier run of this sweep, removed: %s", name)
+    return [*left.placement_groups, *left.processes]
 
 
 def _write_inputs(sweep: Sweep, store: SweepStore) -> None:

@@ -57,7 +57,8 @@ install_package() {
     stop "$VENV was not made by this script: move it away and run this again."
   fi
   if [[ ! -x "$VENV_BIN/pip" ]]; then
-    require_disk 6
+    # On Linux x86-64 PyPI's torch is a CUDA build, which takes most of this.
+    require_disk 12
     python="$(find_python)" || exit 2
     echo "Making $VENV with $("$python" --version)"
     mkdir -p "$VENV" && touch "$VENV/stamps"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # From a checkout to a tuned setting on a CPU machine: installs into .venv, makes a tiny model and
-# runs a small sweep. Needs Python 3.11 or 3.12, 6 GiB of memory and of disk; no GPU.
+# runs a small sweep. Needs Python 3.11 or 3.12, 6 GiB of memory; no GPU. For the disk see install.sh.
 #
 #   bash scripts/quickstart.sh [--install-only] [key=value ...]    e.g. search.num_trials=3
 set -euo pipefail

@@ -457,6 +457,24 @@ def test_the_baseline_is_never_stopped(store: SweepStore) -> None:
     )
 
 
+@pytest.mark.parametrize("state", [TrialState.CRASH, TrialState.HANG, TrialState.NAN])
+def test_a_base_job_that_does_not_run_ends_the_sweep_whenever_it_is_started(
+    store: SweepStore, state: TrialState
+) -> None:
+    for _ in range(2):
+        searcher = make_searcher(store, num_trials=20)
+        drive(searcher, lambda suggestion: failed_record(suggestion, state))
+        assert searcher.failure is not None and state.value in searcher.failure
+        assert len(store.read_trials()) == 1
+
+
+def test_a_base_job_that_needs_too_much_memory_ends_nothing(store: SweepStore) -> None:
+    searcher = make_searcher(store, num_trials=3)
+    states = iter([TrialState.OUT_OF_MEMORY, TrialState.CRASH, TrialState.CRASH])
+    drive(searcher, lambda suggestion: failed_record(suggestion, next(states)))
+    assert searcher.failure is None and len(store.read_trials()) == 3
+
+
 def test_two_objectives_give_a_study_of_two_and_a_front(store: SweepStore) -> None:
     searcher = make_searcher(
         store, sampler="model", num_trials=9, trade_off="peak_memory_ratio"

@@ -11,7 +11,8 @@ from autotune.config import Sweep
 from autotune.errors import SweepError
 from autotune.models.calibration import Calibration, CollectiveCost
 from autotune.models.calibration_record import CalibrationRecord
-from autotune.sweep import with_calibration, with_this_run
+from autotune.store import TRIALS_FILE
+from autotune.sweep import opened, with_calibration, with_this_run
 from autotune.verl_bridge.overrides import leaves
 from autotune.versions import versions
 
@@ -72,6 +73,18 @@ def test_a_time_in_the_base_job_needs_a_calibration_too(file: SweepFile) -> None
     sweep = load(file, {"bucket_size": {"choices": [0, 25e6]}})
     with pytest.raises(SweepError, match="min_overlap_time_s is a time"):
         with_calibration(sweep, None)
+
+
+def test_a_copy_with_records_of_another_run_is_refused_and_stays(file: SweepFile) -> None:
+    copy, own = (file.folder / name / "tiny" / TRIALS_FILE for name in ("copies", "sweeps"))
+    for path, text in ((copy, '{"run": "a"}\n' * 20), (own, '{"run": "b"}\n')):
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+    sweep = file.set("output_uri", str(file.folder / "copies")).load()
+    with pytest.raises(SweepError, match="different"), opened(sweep):
+        pass
+    assert copy.read_text() == '{"run": "a"}\n' * 20
+    assert own.read_text() == '{"run": "b"}\n'
 
 
 def test_the_versions_of_every_run_are_kept(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> ExitCode:
     from autotune.report.reading import read_sweep
     from autotune.report.summary import summary_text
     from autotune.report.verify_text import verification_text
-    from autotune.sweep import run_sweep, store_of
+    from autotune.sweep import opened, run_sweep
     from autotune.wandb_process import wandb_process
 
     overrides = list(options.overrides)
@@ -59,10 +59,10 @@ def run(options: argparse.Namespace) -> ExitCode:
         overrides.append(f"search.warm_start={json.dumps(options.warm_start)}")
     sweep = load_sweep(options.file, overrides)
     print(describe(sweep), flush=True)
-    folder = store_of(sweep).folder
-    with wandb_process(folder, sweep.config.wandb, print):
+    with opened(sweep) as store, wandb_process(store.folder, sweep.config.wandb, print):
+        folder = store.folder
         result = run_sweep(
-            sweep, address=options.address, console=Console(), published_as=options.publish
+            sweep, store, address=options.address, console=Console(), published_as=options.publish
         )
         data = read_sweep(folder)
         found = answer(data)

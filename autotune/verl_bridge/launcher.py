@@ -6,6 +6,7 @@ metrics. The child's output goes to a log file.
 
 import contextlib
 import json
+import logging
 import os
 import queue
 import signal
@@ -21,12 +22,17 @@ from autotune.redaction import redact
 from autotune.verl_bridge.job_processes import JOB_ENV
 from autotune.verl_bridge.process import LEAVE, JobRequest
 
+logger = logging.getLogger(__name__)
+
 EXITED = "exited"
 """Kind of the last event: the child is gone; ``returncode`` says how."""
 
 VERL_COMMAND = (sys.executable, "-m", "autotune.verl_bridge.process")
 """The child of a real trial; its arguments are address, placement group and events' file
 descriptor."""
+
+LAST_OUTPUT_S = 2.0
+"""How long the last output of a child that is gone may take to reach the log."""
 
 DEATH_S = 20.0
 """How long the kernel may take to end a killed process."""
@@ -68,8 +74,11 @@ class VerlProcess:
         )
         os.close(write_fd)
         self._events: queue.Queue[dict[str, Any]] = queue.Queue()
+        self._log_thread = threading.Thread(
+            target=self._write_log, args=(log_path,), daemon=True
+        )
+        self._log_thread.start()
         threading.Thread(target=self._read_events, args=(read_fd,), daemon=True).start()
-        threading.Thread(target=self._write_log, args=(log_path,), daemon=True).start()
 
     def is_alive(self) -> bool:
         return self._child.poll() is None
@@ -116,12 +125,22 @@ class VerlProcess:
         """Copy what the child prints, without the environment's secrets."""
         assert self._child.stdout is not None
         with path.open("ab", buffering=0) as log, self._child.stdout as output:
+            is_whole = True
             for line in output:
-                log.write(redact(line.decode(errors="replace")).encode())
+                try:
+                    log.write(redact(line.decode(errors="replace")).encode())
+                except OSError as error:
+                    # The job must not stall or die because nobody reads what it prints.
+                    if is_whole:
+                        logger.warning("%s has gaps: %s", path, error)
+                    is_whole = False
 
     def _read_events(self, read_fd: int) -> None:
         with os.fdopen(read_fd, encoding="utf-8") as stream:
             for line in stream:
                 if line.endswith("\n"):
                     self._events.put(json.loads(line))
-        self._events.put({"kind": EXITED, "returncode": self._child.wait()})
+        returncode = self._child.wait()
+        # Why it ended is in what it printed last; a child of it may hold its output open.
+        self._log_thread.join(LAST_OUTPUT_S)
+        self._events.put({"kind": EXITED, "returncode": returncode})

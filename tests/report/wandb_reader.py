@@ -89,7 +89,7 @@ def _note_artifact(record: Any, run: OfflineRun) -> None:
         if record.request.WhichOneof("request_type") == "log_artifact":
             artifact = record.request.log_artifact.artifact
     if artifact is not None:
-        run.artifacts[artifact.name] = (artifact.type, tuple(artifact.aliases))
+        run.artifacts[artifact.name] = (artifact.type, tuple(sorted(artifact.aliases)))
 
 
 def _items(items: Any) -> dict[str, Any]:
