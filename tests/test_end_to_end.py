@@ -4,7 +4,6 @@ command line.
 One sweep of three trials serves most tests; each test of a failure starts its own.
 """
 
-import contextlib
 import json
 import os
 import re
@@ -179,28 +178,20 @@ def test_running_a_finished_sweep_again_runs_nothing(finished: Path, folder: Pat
     assert (finished / "trials.jsonl").read_bytes() == before
 
 
-def job_processes() -> list[psutil.Process]:
-    """verl's driver processes and Ray's actors of the sweeps of this checkout.
+def those_left(started: list[psutil.Process]) -> list[psutil.Process]:
+    """Which of these processes are still there after the time that they have to go."""
+    _, left = psutil.wait_procs(started, timeout=GONE_S)
+    return left
 
-    A Ray node's own agents are not among them: they notice the death of their node by themselves.
-    """
-    marks = ("autotune.verl_bridge.process", "ray::")
-    agents = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            text = " ".join(process.cmdline())
-            is_job = any(mark in text for mark in marks) and not text.startswith(agents)
-            if is_job and process.cwd() == str(ROOT):
-                found.append(process)
+
+def all_processes(running: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    """The driver, its Ray, and the verl job that runs there, actors included."""
+    driver = psutil.Process(running.pid)
+    found = [driver, *driver.children(recursive=True)]
+    commands = [" ".join(process.cmdline()) for process in found]
+    for part in ("raylet", "autotune.verl_bridge.process", "ray::WorkerDict"):
+        assert any(part in command for command in commands), (part, commands)
     return found
-
-
-def wait_until_gone() -> list[psutil.Process]:
-    deadline = time.monotonic() + GONE_S
-    while job_processes() and time.monotonic() < deadline:
-        time.sleep(0.5)
-    return job_processes()
 
 
 def wait_for_steps(sweep: Path, count: int, running: subprocess.Popen[bytes]) -> None:
@@ -221,19 +212,21 @@ def test_ctrl_c_and_a_killed_driver_leave_nothing_behind_and_the_sweep_goes_on(
         command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
     )
     wait_for_steps(sweep, 4, running)
+    started = all_processes(running)
     os.killpg(running.pid, signal.SIGINT)
     _, errors = running.communicate(timeout=60)
     assert running.returncode == 130 and b"Traceback" not in errors, errors.decode()
-    assert wait_until_gone() == []
+    assert those_left(started) == []
     kept = records(sweep)
     assert [trial["number"] for trial in kept] == [0]
 
     num_steps = len(records(sweep, "steps.jsonl"))
     running = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
     wait_for_steps(sweep, num_steps + 1, running)
+    started = all_processes(running)
     running.kill()
     running.wait()
-    assert wait_until_gone() == []
+    assert those_left(started) == []
 
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -258,7 +251,7 @@ def test_two_gae_trials_at_once_survive_the_kill_of_one_job(folder: Path, tmp_pa
     wait_for_steps(sweep, 1, running)
     job = next(
         process
-        for process in job_processes()
+        for process in all_processes(running)
         if "autotune.verl_bridge.process" in " ".join(process.cmdline())
     )
     os.killpg(job.pid, signal.SIGKILL)
@@ -269,7 +262,6 @@ def test_two_gae_trials_at_once_survive_the_kill_of_one_job(folder: Path, tmp_pa
     step = records(sweep, "steps.jsonl")[-1]["metrics"]
     assert step["critic/vf_loss"] > 0
     assert "actor/reward_kl_penalty" in step
-    assert wait_until_gone() == []
 
 
 @pytest.mark.parametrize(
