@@ -90,7 +90,7 @@ OUT_OF_MEMORY = failed("RayTaskError: x", "OutOfMemoryError: CUDA out of memory.
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    with local_ray(num_cpus=6):
+    with local_ray(num_cpus=8):
         yield
 
 
