@@ -331,5 +331,5 @@ def open_study(
             raise
         raise SweepError(
             f"search.storage is {storage!r}, which cannot be reached: {error}.",
-            "Check the URL and that its driver is installed (psycopg2-binary for PostgreSQL).",
+            "Check the URL and that its driver is installed, e.g. verl-autotune[postgres].",
         ) from error
