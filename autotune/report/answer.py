@@ -70,6 +70,12 @@ class Gain:
     high: float | None
     basis: str
     """What the interval covers, in words."""
+    baseline: float
+    """The baseline's value of the objective, of the jobs that the ratio is made of."""
+    winner: float
+    """The winner's value of the objective, of the same jobs."""
+    is_verified: bool
+    """Whether these are a verification's cold jobs, not those of the sweep."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,11 +209,9 @@ def gain(data: SweepData, winner: TrialRecord | None) -> Gain | None:
 
     A verification's word counts before that of the sweep's own jobs.
     """
-    verified = _verified(data, winner)
-    if verified is not None and verified.gain_ratio is not None:
-        estimate = verified.gain_ratio
-        basis = f"{estimate.num_jobs} pairs of cold jobs, interleaved"
-        return Gain(ratio=estimate.value, low=estimate.low, high=estimate.high, basis=basis)
+    verified = _verified_gain(data, winner)
+    if verified is not None:
+        return verified
     objective = data.config.objective.metric
     reference = data.baseline.value(objective) if data.baseline is not None else None
     value = winner.value(objective) if winner is not None else None
@@ -217,10 +221,35 @@ def gain(data: SweepData, winner: TrialRecord | None) -> Gain | None:
     interval = step_interval(
         data.last_attempt(winner.number), data.last_attempt(0), objective=objective
     )
-    if interval is None:
-        return Gain(ratio=better / worse, low=None, high=None, basis="one value a trial")
     basis = "scatter of the measured steps within one job each; jobs differ too"
-    return Gain(ratio=better / worse, low=interval[0], high=interval[1], basis=basis)
+    low, high = interval or (None, None)
+    return Gain(
+        ratio=better / worse,
+        low=low,
+        high=high,
+        basis="one value a trial" if interval is None else basis,
+        baseline=reference,
+        winner=value,
+        is_verified=False,
+    )
+
+
+def _verified_gain(data: SweepData, winner: TrialRecord | None) -> Gain | None:
+    verified = _verified(data, winner)
+    if verified is None or verified.gain_ratio is None:
+        return None
+    assert data.verification is not None and data.verification.baseline is not None
+    assert verified.objective is not None
+    estimate = verified.gain_ratio
+    return Gain(
+        ratio=estimate.value,
+        low=estimate.low,
+        high=estimate.high,
+        basis=f"{estimate.num_jobs} pairs of cold jobs, interleaved",
+        baseline=data.verification.baseline.value,
+        winner=verified.objective.value,
+        is_verified=True,
+    )
 
 
 def step_interval(

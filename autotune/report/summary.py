@@ -120,14 +120,26 @@ def _headline(answer: Answer, data: SweepData) -> list[str]:
         return [f"{line}: the baseline itself.", CLAIMS[answer.verdict]]
     if answer.gain is None:
         return [f"{line}; the baseline was not measured.", CLAIMS[answer.verdict]]
-    return [f"{line}, {gain_text(answer.gain)}.", *_baseline_lines(answer), CLAIMS[answer.verdict]]
+    in_sweep = []
+    if answer.gain.is_verified:
+        assert answer.baseline is not None
+        own = format_value(answer.objective, answer.baseline.value(answer.objective))
+        in_sweep = [f"In the sweep's own jobs: {value}, baseline {own}."]
+        line = f"Winner: trial {shown.number}, {answer.objective} "
+        line += format_value(answer.objective, answer.gain.winner)
+    return [
+        f"{line}, {gain_text(answer.gain)}.",
+        _baseline_line(answer, answer.gain),
+        CLAIMS[answer.verdict],
+        *in_sweep,
+    ]
 
 
-def _baseline_lines(answer: Answer) -> list[str]:
+def _baseline_line(answer: Answer, gain: Gain) -> str:
     assert answer.baseline is not None
-    value = format_value(answer.objective, answer.baseline.value(answer.objective))
+    value = format_value(answer.objective, gain.baseline)
     note = "" if answer.baseline.feasible else ", which breaks a constraint itself"
-    return [f"Baseline: {value}{note}."]
+    return f"Baseline: {value}{note}."
 
 
 def _change_lines(answer: Answer) -> list[str]:

@@ -142,7 +142,7 @@ def verification(decision: Decision, low: float, high: float) -> Verification:
         decision=decision,
         reason="",
         gain_ratio=Estimate(value=(low + high) / 2, low=low, high=high, num_jobs=5),
-        objective=None,
+        objective=Estimate(value=50.0 * (low + high), low=50.0, high=500.0, num_jobs=5),
         constraints=[check],
         num_jobs=5,
     )
@@ -151,7 +151,7 @@ def verification(decision: Decision, low: float, high: float) -> Verification:
         objective=THROUGHPUT,
         confidence=0.95,
         interval_width_ratio=0.1,
-        baseline=None,
+        baseline=Estimate(value=100.0, low=90.0, high=110.0, num_jobs=5),
         candidates=[candidate],
         winner=1 if decision is Decision.PROVEN else None,
         num_jobs=10,
@@ -170,6 +170,7 @@ def test_a_proven_trial_wins_over_a_luckier_one_with_the_verified_interval() -> 
     assert found.winner is not None and found.winner.number == 1
     assert found.gain is not None and (found.gain.low, found.gain.high) == (1.5, 1.7)
     assert found.gain.basis == "5 pairs of cold jobs, interleaved"
+    assert found.gain.is_verified and (found.gain.baseline, found.gain.winner) == (100.0, 160.0)
 
 
 def test_verified_limits_carry_the_interval_over_cold_jobs() -> None:
