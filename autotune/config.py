@@ -35,6 +35,7 @@ from autotune.verl_bridge.overrides import (
     leaves,
     overridden_keys,
     sources,
+    written_value,
 )
 from autotune.verl_bridge.paths import absolute_paths, relative_files
 from autotune.verl_bridge.rules import Rule, job_rules
@@ -97,6 +98,8 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> SweepConfig:
     for override in overrides:
         apply_override(raw, override)
     content = OmegaConf.to_container(raw, resolve=False)
+    # First of all: other messages show the values that they are about.
+    _refuse_secrets(content)
     refuse_interpolations(content)
     check_shape(SweepConfig, content)
     merged = OmegaConf.merge(OmegaConf.structured(SweepConfig), raw)
@@ -110,7 +113,6 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> SweepConfig:
     check(config)
     given = content["base"] if isinstance(content, dict) else {}
     config = dataclasses.replace(config, base=_base_job(config.base, given))
-    _refuse_secrets(config.base.overrides)
     _domains(config)
     return config
 
@@ -145,6 +147,7 @@ def _base_job(base: BaseJobConfig, given: Mapping[str, object]) -> BaseJobConfig
             "Keep one of them.",
         )
     script = read_launch_script(Path(base.launch_script))
+    _refuse_secrets({"base": {"overrides": script.overrides}})
     refuse_interpolations(script.overrides, base.launch_script)
     if "config_name" in given and base.config_name != script.config_name:
         raise BadInputError(
@@ -157,13 +160,30 @@ def _base_job(base: BaseJobConfig, given: Mapping[str, object]) -> BaseJobConfig
     )
 
 
-def _refuse_secrets(overrides: Sequence[str]) -> None:
-    found = written_secrets(overrides)
+def _refuse_secrets(content: object) -> None:
+    """Refuse a secret anywhere in a sweep file; its overrides are read as verl would read them.
+
+    Raises:
+        BadInputError: With the full key, without the value.
+    """
+    found: list[str] = []
+    if isinstance(content, Mapping):
+        base = content.get("base")
+        overrides = base.get("overrides") if isinstance(base, Mapping) else None
+        if isinstance(base, Mapping) and isinstance(overrides, list):
+            content = {**content, "base": {**base, "overrides": None}}
+            given = [written_value(text) for text in overrides if isinstance(text, str)]
+            found = [
+                f"base.overrides: {name}"
+                for key, value in given
+                for name in written_secrets({key: value})
+            ]
+    found += written_secrets(content)
     if found:
         raise BadInputError(
-            f"base.overrides: {found[0]} holds a secret.",
-            "Remove it, and set the variable in the environment of the cluster's nodes: what a "
-            "sweep file says is kept in its records.",
+            f"{found[0]} holds a secret.",
+            "Remove it, and set it in the environment of the machines that need it (WANDB_API_KEY, "
+            "PGPASSWORD, AWS_SECRET_ACCESS_KEY): what a sweep file says is kept in its records.",
         )
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.errors import BadInputError
-from autotune.redaction import is_secret_name
+from autotune.redaction import is_secret_name, without_userinfo
 from autotune.shell_scanner import Command
 from autotune.shell_words import Field, Script
 
@@ -136,13 +136,13 @@ def with_overrides(script: LaunchScript, overrides: Sequence[str], note: Sequenc
 
 
 def without_secrets(text: str) -> str:
-    """Mask what a script assigns to variables that bear secrets."""
+    """Mask what a script assigns to variables that bear secrets, and who logs in in its URLs."""
 
     def masked(match: re.Match[str]) -> str:
         name = match.group(1)
         return f"{name}='<removed>'" if is_secret_name(name) else match.group()
 
-    return _ASSIGNED.sub(masked, text)
+    return without_userinfo(_ASSIGNED.sub(masked, text))
 
 
 def quoted(override: str) -> str:

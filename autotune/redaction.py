@@ -7,7 +7,7 @@ needs it and from nowhere else: a base job that writes one down is refused
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 MIN_SECRET_LENGTH = 6
@@ -16,8 +16,21 @@ MIN_SECRET_LENGTH = 6
 _OF_ENVIRONMENT = re.compile(r"(_KEY|_TOKEN|_PAT)$|SECRET|PASSWORD|PASSWD|CREDENTIAL")
 _OF_SETTING = re.compile(
     r"(api|access|auth|private|secret)_?key$|(^|_)token$|secret|password|passwd|credential"
+    r"|^authorization$"
 )
+_OF_TOKENIZER = re.compile(r"(bos|eos|pad|unk|sep|cls|mask)_token")
+_OF_SIGNED_URL = re.compile(r"sig|.*signature")
 _NOT_A_VALUE = ("", "null", "None", "~", "''", '""')
+_REMOVED = re.compile(r"<\w* ?removed>?")
+"""What is left of a secret that :func:`redact` has masked, at its beginning."""
+
+# A port and a path (``host:80/a@b``) are no password; a user without one is a token over HTTP only.
+_URL_PASSWORD = re.compile(r"://[^/\s?#@:]*:(?!\d+/|<)[^\s?#@]+@")
+_URL_TOKEN = re.compile(r"https?://(?!<)[^/\s?#@:]+@", re.IGNORECASE)
+_ASSIGNMENT = re.compile(
+    r"(?P<before>^|[?&;,\s{\[('\"])(?P<name>[A-Za-z_][\w.-]*)['\"]?\s*"
+    r"(?P<sign>[=:])\s*['\"]?(?=(?P<value>[^\s'\"&;,}\])]+))"
+)
 
 
 def is_secret_name(name: str) -> bool:
@@ -26,23 +39,72 @@ def is_secret_name(name: str) -> bool:
     Names in capitals are judged as environment variables: there ``_KEY`` is a secret, while verl's
     settings have keys of columns (``data.prompt_key``).
     """
-    return bool(
-        _OF_ENVIRONMENT.search(name) if name.isupper() else _OF_SETTING.search(name.lower())
-    )
+    if name.isupper():
+        return bool(_OF_ENVIRONMENT.search(name.replace("-", "_")))
+    plain = name.lower().replace("-", "_")
+    return bool(_OF_SETTING.search(plain)) and not _OF_TOKENIZER.fullmatch(plain)
 
 
-def written_secrets(overrides: Sequence[str]) -> list[str]:
-    """Return the keys of ``key=value`` texts that hold a secret written out.
+def written_secrets(data: object, key: str = "") -> list[str]:
+    """Return the full keys of plain data whose values are secrets, or texts that hold one.
 
-    A reference to the environment (``${oc.env:NAME}``) is none.
+    A reference to the environment (``${oc.env:NAME}``) is none, nor is what :func:`redact` left.
+
+    Args:
+        data: Nested mappings and lists of plain values.
+        key: Full key of ``data``.
     """
-    found = []
-    for override in overrides:
-        key, _, value = override.partition("=")
-        is_written = value.strip() not in _NOT_A_VALUE and not value.strip("'\" ").startswith("${")
-        if is_written and is_secret_name(key.strip().split(".")[-1].lstrip("+~")):
-            found.append(key.strip().lstrip("+~"))
-    return found
+    return list(_find_written(data, key, is_secret=False))
+
+
+def holds_secret(text: str) -> bool:
+    """Say whether a text that is no secret as a whole has one in it.
+
+    That is a URL with a password (or over HTTP with any user: tokens stand there), a URL whose
+    query names a secret or a signature, or ``NAME=value`` with the name of a secret.
+    """
+    if _URL_PASSWORD.search(text) or _URL_TOKEN.search(text):
+        return True
+    return any(_assigns_secret(match) for match in _ASSIGNMENT.finditer(text))
+
+
+def without_userinfo(text: str) -> str:
+    """Mask passwords and tokens in front of a URL's host."""
+    for pattern in (_URL_PASSWORD, _URL_TOKEN):
+        text = pattern.sub(lambda match: f"{match[0].partition('://')[0]}://<removed>@", text)
+    return text
+
+
+def _find_written(data: object, key: str, *, is_secret: bool) -> Iterator[str]:
+    if isinstance(data, Mapping):
+        for name, value in data.items():
+            last = str(name).split(".")[-1]
+            inner = f"{key}.{name}" if key else str(name)
+            yield from _find_written(value, inner, is_secret=is_secret or is_secret_name(last))
+    elif isinstance(data, list | tuple):
+        for index, value in enumerate(data):
+            yield from _find_written(value, f"{key}[{index}]", is_secret=is_secret)
+    elif isinstance(data, str):
+        if (is_secret and _is_written(data)) or holds_secret(data):
+            yield key
+    elif is_secret and data is not None and not isinstance(data, bool):
+        yield key
+
+
+def _is_written(value: str) -> bool:
+    bare = value.strip("'\" ")
+    is_reference = bare.startswith("${") or _REMOVED.match(bare) is not None
+    return value.strip() not in _NOT_A_VALUE and not is_reference
+
+
+def _assigns_secret(match: re.Match[str]) -> bool:
+    name = match["name"].split(".")[-1]
+    if not _is_written(match["value"]) or match["value"].startswith("$"):
+        return False
+    if match["sign"] == ":" and not name.isupper():
+        return False  # ``token: word`` is prose, ``HF_TOKEN: word`` a variable
+    is_query = match["before"] in ("?", "&")
+    return is_secret_name(name) or (is_query and bool(_OF_SIGNED_URL.fullmatch(name.lower())))
 
 
 def redact(text: str) -> str:

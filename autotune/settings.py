@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
-from urllib.parse import urlsplit
 
 from autotune.errors import BadInputError, nearest
 from autotune.knobs import KNOBS
 from autotune.measure.sequential import MIN_PAIRS
 from autotune.metrics import METRICS, Direction
+from autotune.redaction import holds_secret
 
 DEVICES = {"gpu": ("cuda", "npu"), "cpu": ("cpu",)}
 """``resources.device`` -> what verl's ``trainer.device`` may then be; the first is set where the
@@ -334,9 +334,9 @@ def check_search(search: SearchConfig) -> None:
             f"search.storage is {search.storage!r}.",
             "It is a database URL, e.g. postgresql://user@host/db.",
         )
-    if search.storage is not None and (urlsplit(search.storage).password or "") != "":
+    if search.storage is not None and holds_secret(search.storage):
         raise BadInputError(
-            "search.storage holds a password.",
+            "search.storage holds a secret.",
             "Leave it out of the URL and set PGPASSWORD, or use ~/.pgpass.",
         )
 

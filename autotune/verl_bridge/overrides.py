@@ -154,6 +154,19 @@ def parse_override(text: str) -> Override:
     return override
 
 
+def written_value(text: str) -> tuple[str, object]:
+    """Return an override's key and plain value; the value's own text where Hydra reads no plain
+    value from it."""
+    key, _, value_text = text.partition("=")
+    try:
+        override = parse_override(text)
+    except BadInputError:
+        return key.strip().lstrip("+~"), value_text
+    value = override.value()
+    is_plain = value is None or isinstance(value, bool | int | float | str | list | dict)
+    return override.key_or_group, value if is_plain else value_text
+
+
 def compose_folder(folder: Path, config_name: str, overrides: Sequence[str]) -> DictConfig:
     """Compose a configuration of some folder with Hydra, whose errors it raises."""
     GlobalHydra.instance().clear()
