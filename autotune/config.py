@@ -17,7 +17,7 @@ from autotune.domain import Domain, make_domain
 from autotune.errors import BadInputError
 from autotune.knobs import KnobValue
 from autotune.launch_script import LaunchScript, read_launch_script
-from autotune.redaction import written_secrets
+from autotune.redaction import mask, written_secrets
 from autotune.settings import (
     DEVICES,
     TRAINER_MODES,
@@ -120,10 +120,12 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> SweepConfig:
 def to_yaml(config: SweepConfig) -> str:
     """Write a resolved sweep file, with what a launch script said in it.
 
-    :func:`load_config` reads the same job from it, whatever becomes of the script.
+    :func:`load_config` reads the same job from it, whatever becomes of the script. Secrets are
+    masked before the values are written: quotes and escapes would hide them afterwards.
     """
     base = dataclasses.replace(config.base, launch_script=None)
-    return OmegaConf.to_yaml(OmegaConf.structured(dataclasses.replace(config, base=base)))
+    plain = dataclasses.asdict(dataclasses.replace(config, base=base))
+    return OmegaConf.to_yaml(OmegaConf.create(mask(plain)))
 
 
 def launch_script_of(config: SweepConfig) -> LaunchScript | None:

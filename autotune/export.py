@@ -25,6 +25,7 @@ from autotune.errors import BadInputError, SweepError
 from autotune.launch_script import parse_launch_script, script_of, with_overrides, without_secrets
 from autotune.objective import TrialRecord, best_feasible, least_infeasible
 from autotune.provenance import Choice, changes, claim_line, doubts_of, header, verdict_lines
+from autotune.redaction import mask
 from autotune.report.reading import SweepData, read_sweep
 from autotune.store import BASE_JOB_FILE, BEST_FILE, VERIFICATION_FILE, write_atomic
 from autotune.verification import read_verification
@@ -32,7 +33,7 @@ from autotune.verl_bridge.config_file import differences, job_file
 from autotune.verl_bridge.overrides import compose_base
 
 _MASK = re.compile(r"<\w* ?removed>")
-"""What :func:`autotune.store.redact` leaves of a secret."""
+"""What :func:`autotune.redaction.redact` leaves of a secret."""
 
 OVERRIDES_FILE, SCRIPT_FILE, DIFF_FILE = "best_overrides.txt", "best_launch.sh", "best_launch.diff"
 
@@ -51,7 +52,8 @@ class BaseJob:
     """Overrides of the cluster's calibration among ``overrides``: the script needs them too."""
 
     def to_json(self) -> str:
-        return json.dumps({name: getattr(self, name) for name in self.__slots__}, indent=2) + "\n"
+        content = mask({name: getattr(self, name) for name in self.__slots__})
+        return json.dumps(content, indent=2) + "\n"
 
     @staticmethod
     def of(sweep: Any, measured: Sequence[str]) -> "BaseJob":

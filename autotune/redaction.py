@@ -1,8 +1,12 @@
 """Secrets: which names bear them, and masking them in every text that reaches disk or a log.
 
 Runs in every process (driver, trial actor). A secret comes from the environment of the machine that
-needs it and from nowhere else: a base job that writes one down is refused
-(:func:`written_secrets`), and whatever the environment holds is masked wherever a text repeats it.
+needs it and from nowhere else: a sweep that writes one down is refused (:func:`written_secrets`),
+and what the environment holds is masked where a text repeats it. A value that nobody would write by
+chance is masked everywhere. A short one, a word, a number or an identifier (``postgres``,
+``20000000``, ``train_batch_size``) also stands for other things, and masking those would make a
+record unreadable: it is masked only where the text gives it as a secret, behind the name of one or
+as a URL's password. Names are never masked.
 """
 
 import os
@@ -10,9 +14,14 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-MIN_SECRET_LENGTH = 6
-"""Shorter values (``1``, ``none``) are words that a text may hold by chance."""
+MIN_SECRET_LENGTH = 8
+"""Shorter values (``1``, ``hunter2``) may stand in a text by chance."""
+MIN_WORD_LENGTH = 16
+"""Values of letters or digits alone are chance below this length: no word or number is longer."""
 
+_WORD = re.compile(r"[a-z]+|[A-Z]+|[A-Z][a-z]+|[0-9]+")
+_IDENTIFIER = re.compile(r"[a-z]+(_[a-z]+)+|[A-Z]+(_[A-Z]+)+")
+_OF_PLACE = re.compile(r"_(FILE|DIR|PATH)$")
 _OF_ENVIRONMENT = re.compile(r"(_KEY|_TOKEN|_PAT)$|SECRET|PASSWORD|PASSWD|CREDENTIAL")
 _OF_SETTING = re.compile(
     r"(api|access|auth|private|secret)_?key$|(^|_)token$|secret|password|passwd|credential"
@@ -21,8 +30,6 @@ _OF_SETTING = re.compile(
 _OF_TOKENIZER = re.compile(r"(bos|eos|pad|unk|sep|cls|mask)_token")
 _OF_SIGNED_URL = re.compile(r"sig|.*signature")
 _NOT_A_VALUE = ("", "null", "None", "~", "''", '""')
-_REMOVED = re.compile(r"<\w* ?removed>?")
-"""What is left of a secret that :func:`redact` has masked, at its beginning."""
 
 # A port and a path (``host:80/a@b``) are no password; a user without one is a token over HTTP only.
 _URL_PASSWORD = re.compile(r"://[^/\s?#@:]*:(?!\d+/|<)[^\s?#@]+@")
@@ -48,7 +55,7 @@ def is_secret_name(name: str) -> bool:
 def written_secrets(data: object, key: str = "") -> list[str]:
     """Return the full keys of plain data whose values are secrets, or texts that hold one.
 
-    A reference to the environment (``${oc.env:NAME}``) is none, nor is what :func:`redact` left.
+    A reference to the environment (``${oc.env:NAME}``) is none.
 
     Args:
         data: Nested mappings and lists of plain values.
@@ -93,8 +100,7 @@ def _find_written(data: object, key: str, *, is_secret: bool) -> Iterator[str]:
 
 def _is_written(value: str) -> bool:
     bare = value.strip("'\" ")
-    is_reference = bare.startswith("${") or _REMOVED.match(bare) is not None
-    return value.strip() not in _NOT_A_VALUE and not is_reference
+    return value.strip() not in _NOT_A_VALUE and not bare.startswith("${")
 
 
 def _assigns_secret(match: re.Match[str]) -> bool:
@@ -108,13 +114,16 @@ def _assigns_secret(match: re.Match[str]) -> bool:
 
 
 def redact(text: str) -> str:
-    """Mask the environment's secrets (tokens, API keys, passwords) wherever a text holds them."""
-    return str(mask(text))
+    """Mask the environment's secrets (tokens, API keys, passwords) in a text.
+
+    The module's docstring says which values are masked where.
+    """
+    return _mask_text(text, _secrets())
 
 
 def mask(data: Any) -> Any:
-    """Return JSON data with every text in it masked, keys included."""
-    return _mask(data, _secrets())
+    """Return JSON data with every text in it masked as by :func:`redact`; names stay."""
+    return _mask(data, _secrets(), is_secret=False)
 
 
 def _secrets() -> dict[str, str]:
@@ -122,18 +131,57 @@ def _secrets() -> dict[str, str]:
     found = {
         value: name
         for name, value in os.environ.items()
-        if is_secret_name(name.upper()) and len(value) >= MIN_SECRET_LENGTH
+        if value and is_secret_name(name.upper()) and not _OF_PLACE.search(name.upper())
     }
     return {value: found[value] for value in sorted(found, key=len, reverse=True)}
 
 
-def _mask(data: Any, secrets: Mapping[str, str]) -> Any:
+def _is_chance(value: str) -> bool:
+    """Say whether a text may hold a secret's value without meaning the secret."""
+    if len(value) < MIN_SECRET_LENGTH or _IDENTIFIER.fullmatch(value):
+        return True
+    return len(value) < MIN_WORD_LENGTH and _WORD.fullmatch(value) is not None
+
+
+def _mask(data: Any, secrets: Mapping[str, str], *, is_secret: bool) -> Any:
     if isinstance(data, str):
-        for value, name in secrets.items():
-            data = data.replace(value, f"<{name} removed>")
-        return data
+        if is_secret and data in secrets:
+            return _left_of(secrets[data])
+        return _mask_text(data, secrets)
     if isinstance(data, Mapping):
-        return {_mask(key, secrets): _mask(value, secrets) for key, value in data.items()}
+        return {
+            name: _mask(value, secrets, is_secret=is_secret_name(str(name)))
+            for name, value in data.items()
+        }
     if isinstance(data, list | tuple):
-        return [_mask(value, secrets) for value in data]
+        return [_mask(value, secrets, is_secret=is_secret) for value in data]
     return data
+
+
+def _mask_text(text: str, secrets: Mapping[str, str]) -> str:
+    for value, name in secrets.items():
+        if value not in text:
+            continue
+        if _is_chance(value):
+            text = _mask_where_given(text, value, name)
+        else:
+            text = text.replace(value, _left_of(name))
+    return text
+
+
+def _mask_where_given(text: str, value: str, name: str) -> str:
+    """Mask a value behind the name of a secret and as a URL's password."""
+
+    def masked(match: re.Match[str]) -> str:
+        is_given = match["name"] is None or is_secret_name(match["name"])
+        return f"{match['before']}{_left_of(name)}" if is_given else match[0]
+
+    given = (
+        rf"(?P<before>(?<![\w-])(?P<name>[\w-]+)['\"]?\s*[=:]\s*['\"]?){re.escape(value)}(?![\w-])"
+    )
+    password = rf"(?P<before>(?P<name>(?!))?://[^/\s?#@:]*:){re.escape(value)}(?=@)"
+    return re.sub(given, masked, re.sub(password, masked, text))
+
+
+def _left_of(name: str) -> str:
+    return f"<{name} removed>"

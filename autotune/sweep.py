@@ -26,6 +26,7 @@ from autotune.models.calibration_record import CalibrationRecord
 from autotune.models.overlap_settings import TIMES
 from autotune.objective import TrialRecord, best_feasible, timestamp
 from autotune.published import publish
+from autotune.redaction import mask
 from autotune.report.calibration_text import calibration_line
 from autotune.report.live import LiveTable
 from autotune.report.text import SweepOutline
@@ -248,8 +249,11 @@ def with_this_run(path: Path) -> str:
 
 
 def identity(config: str) -> dict[str, Any]:
-    """Return what makes a sweep the same one: its resolved file without budgets and folders."""
-    content: dict[str, Any] = yaml.safe_load(config)
+    """Return what makes a sweep the same one: its resolved file without budgets and folders.
+
+    Secrets are masked, as they are in every file: what is compared may have been read from one.
+    """
+    content: dict[str, Any] = mask(yaml.safe_load(config))
     for key in ("num_trials", "max_concurrent", "max_gpu_hours", "max_hours"):
         content["search"].pop(key, None)
     for key in ("output_dir", "output_uri", "wandb", "verify"):

@@ -47,9 +47,9 @@ def test_the_end_of_a_log_reads_as_on_a_terminal(data: SweepData) -> None:
 def test_a_log_keeps_no_secret_and_no_endless_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("WANDB_API_KEY", "0123456789")
+    monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef")
     path = tmp_path / "trial_0000.log"
-    path.write_text("x" * 10_000 + "\nkey 0123456789\n")
+    path.write_text("x" * 10_000 + "\nkey 0123456789abcdef\n")
     first, second = tail(path, 5)
     assert len(first) == MAX_LINE and second == "key <WANDB_API_KEY removed>"
 
