@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from autotune.domain import Domain, make_domain
 from autotune.errors import BadInputError
+from autotune.hypotheses import check_hypotheses
 from autotune.knobs import KnobValue
 from autotune.launch_script import LaunchScript, read_launch_script
 from autotune.redaction import mask, written_secrets
@@ -80,9 +81,11 @@ def load_sweep(
     base_leaves = leaves(base_config)
     rules = (*job_rules(base_leaves), *overlap_rules(base_leaves))
     _check_base_job(base_leaves, rules)
-    space = Space(_domains(config), base_leaves, rules, sources(base_config))
+    domains = _domains(config)
+    space = Space(domains, base_leaves, rules, sources(base_config))
     summary = space.summary()
     space.check_not_empty(summary)
+    check_hypotheses(config.search.first, space, domains)
     return Sweep(
         config=config,
         base_overrides=base_overrides,

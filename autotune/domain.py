@@ -88,6 +88,13 @@ class Domain:
             return value in (self.choices or ())
         return math.isclose(float(self.nearest(value)), float(value), rel_tol=1e-12)
 
+    def describe(self) -> str:
+        """Return the values in words."""
+        if self.choices is not None:
+            return f"the choices {', '.join(map(str, self.choices))}"
+        step = "" if self.step is None else f" in steps of {self.step:g}"
+        return f"the numbers from {self.low:g} to {self.high:g}{step}"
+
     def draw(self, rng: np.random.Generator) -> KnobValue:
         """Return a random value, uniform over the values or over the (log) range."""
         if self.size is not None:

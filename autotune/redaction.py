@@ -173,14 +173,15 @@ def _mask_where_given(text: str, value: str, name: str) -> str:
     """Mask a value behind the name of a secret and as a URL's password."""
 
     def masked(match: re.Match[str]) -> str:
-        is_given = match["name"] is None or is_secret_name(match["name"])
-        return f"{match['before']}{_left_of(name)}" if is_given else match[0]
+        return match[1] + _left_of(name) if is_secret_name(match["name"]) else match[0]
 
-    given = (
-        rf"(?P<before>(?<![\w-])(?P<name>[\w-]+)['\"]?\s*[=:]\s*['\"]?){re.escape(value)}(?![\w-])"
+    literal = re.escape(value)
+    text = re.sub(
+        rf"((?<![\w-])(?P<name>[\w-]+)['\"]?\s*[=:]\s*['\"]?){literal}(?![\w-])", masked, text
     )
-    password = rf"(?P<before>(?P<name>(?!))?://[^/\s?#@:]*:){re.escape(value)}(?=@)"
-    return re.sub(given, masked, re.sub(password, masked, text))
+    return re.sub(
+        rf"(://[^/\s?#@:]*:){literal}(?=@)", lambda match: match[1] + _left_of(name), text
+    )
 
 
 def _left_of(name: str) -> str:

@@ -5,7 +5,7 @@ shape, hardware, world size, software versions and workload. Where an earlier sw
 trials are evidence about this one's settings, with every metric held against this sweep's own
 limits; where anything differs, only its best settings are taken as suggestions, and why is said.
 What was read is kept in ``warm_start.json``, so that a resumed sweep does not depend on the other
-folder. Imports its siblings ``store`` and ``sampler``.
+folder. Imports its siblings ``store``, ``mirror`` and ``sampler``.
 """
 
 import dataclasses
@@ -17,6 +17,7 @@ from typing import Any
 
 from autotune.config import Sweep
 from autotune.errors import BadInputError
+from autotune.mirror import stored_files
 from autotune.models.evidence import Evidence
 from autotune.models.promise import Goal
 from autotune.objective import Constraint, TrialRecord, TrialState, best_feasible, evaluate
@@ -87,6 +88,36 @@ def circumstances(
     }
 
 
+def check_folders(folders: Sequence[str], own_folder: Path, copy_uri: str | None) -> None:
+    """Check the earlier sweeps of a sweep that is about to begin; one that goes on needs them no
+    more.
+
+    Args:
+        folders: Earlier sweeps.
+        own_folder: The folder of this sweep, there or not.
+        copy_uri: Where a copy of it lies in storage, if it has one.
+
+    Raises:
+        BadInputError: A folder that holds no sweep.
+    """
+    if (own_folder / WARM_START_FILE).exists():
+        return
+    for index, folder in enumerate(folders):
+        if SweepStore(Path(folder)).read_trials():
+            continue
+        if copy_uri is not None and WARM_START_FILE in dict(stored_files(copy_uri)):
+            return
+        raise _holds_no_sweep(Path(folder), index)
+
+
+def _holds_no_sweep(folder: Path, index: int) -> BadInputError:
+    missing = "holds no finished trial of a sweep" if folder.is_dir() else "does not exist"
+    return BadInputError(
+        f"search.warm_start[{index}]: {folder} {missing}.",
+        "Give the folder of an earlier sweep, e.g. sweeps/quickstart_cpu.",
+    )
+
+
 def warm_start(
     store: SweepStore,
     space: SearchSpace,
@@ -112,6 +143,7 @@ def warm_start(
     path = store.folder / WARM_START_FILE
     if path.exists():
         return _from_json(path.read_text(encoding="utf-8"))
+    check_folders(folders, store.folder, None)
     parts = [
         _read(Path(folder), space, own, goal=goal, constraints=constraints) for folder in folders
     ]
@@ -134,8 +166,6 @@ def _read(
     constraints: Sequence[Constraint],
 ) -> WarmStart:
     records = SweepStore(folder).read_trials()
-    if not records:
-        raise BadInputError(f"search.warm_start: {folder} holds no finished trial of a sweep.")
     usable = [_moved(record, records[0].setting, space, constraints) for record in records]
     kept = [record for record in usable if record is not None]
     difference = _difference(folder, own)

@@ -15,7 +15,7 @@ from autotune.objective import Constraint
 from autotune.replay import run_directly
 from autotune.settings import ConstraintConfig, SearchConfig
 from autotune.store import SweepStore
-from autotune.warm_start import CIRCUMSTANCES_FILE, WarmStart, warm_start
+from autotune.warm_start import CIRCUMSTANCES_FILE, WarmStart, check_folders, warm_start
 
 LANDSCAPE = Path(__file__).parents[1] / "landscapes" / "2xh200_ppo_microbatch.json"
 MICRO = "ppo_micro_batch_size_per_gpu"
@@ -108,6 +108,22 @@ def test_a_resumed_sweep_does_not_need_the_earlier_folder(
     assert start(tmp_path / "new", tmp_path / "gone", landscape) == first
 
 
-def test_a_folder_without_trials_is_refused(tmp_path: Path, landscape: Landscape) -> None:
-    with pytest.raises(BadInputError, match="search.warm_start: .* holds no finished trial"):
-        start(tmp_path / "new", tmp_path / "empty", landscape)
+@pytest.mark.parametrize(
+    ("name", "said"), [("empty", "holds no finished trial"), ("gone", "does not exist")]
+)
+def test_a_folder_without_trials_is_refused(
+    tmp_path: Path, landscape: Landscape, name: str, said: str
+) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(BadInputError, match=rf"search.warm_start\[0\]: .*{name} {said}"):
+        start(tmp_path / "new", tmp_path / name, landscape)
+
+
+def test_a_sweep_that_goes_on_from_its_copy_does_not_need_the_earlier_folder(
+    tmp_path: Path, earlier: Path, landscape: Landscape
+) -> None:
+    start(tmp_path / "copy" / "new", earlier, landscape)
+    gone, own = [str(tmp_path / "gone")], tmp_path / "other_node" / "new"
+    check_folders(gone, own, str(tmp_path / "copy" / "new"))
+    with pytest.raises(BadInputError, match="gone does not exist"):
+        check_folders(gone, own, str(tmp_path / "no_copy"))

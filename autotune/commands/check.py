@@ -25,8 +25,25 @@ def run(options: argparse.Namespace) -> ExitCode:
     """Load the sweep and print what it searches."""
     from autotune.config import load_sweep
 
-    print(describe(load_sweep(options.file, options.overrides)))
+    sweep = load_sweep(options.file, options.overrides)
+    check_earlier(sweep)
+    print(describe(sweep))
     return ExitCode.DONE
+
+
+def check_earlier(sweep: "Sweep") -> None:
+    """Check the sweeps that this one shall learn from.
+
+    Raises:
+        BadInputError: A folder that holds none.
+    """
+    if sweep.config.search.warm_start:
+        # Ray Tune comes with it.
+        from autotune.sweep import copy_uri_of, store_of
+        from autotune.warm_start import check_folders
+
+        folder = store_of(sweep).folder
+        check_folders(sweep.config.search.warm_start, folder, copy_uri_of(sweep))
 
 
 def describe(sweep: "Sweep") -> str:
