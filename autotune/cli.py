@@ -5,6 +5,7 @@ answers at once.
 """
 
 import argparse
+import errno
 import logging
 import sys
 from collections.abc import Sequence
@@ -57,6 +58,12 @@ COMMANDS = {
 }
 """Command -> its module, which has ``SUMMARY``, ``add_arguments(parser)`` and ``run(options)``."""
 
+_OF_FILE_SYSTEM = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS),
+    *(errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG),
+)
+"""Errors that the machine's disks and their permissions make, not this package."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return its exit code."""
@@ -72,6 +79,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return ExitCode.BAD_INPUT
     except AutotuneError as error:
         print(f"autotune: {error}", file=sys.stderr)
+        return ExitCode.FAILED
+    except OSError as error:
+        if error.errno not in _OF_FILE_SYSTEM:
+            raise
+        where = "" if error.filename is None else f"{error.filename}: "
+        print(f"autotune: {where}{error.strerror}.", file=sys.stderr)
         return ExitCode.FAILED
 
 

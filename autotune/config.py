@@ -40,7 +40,13 @@ from autotune.verl_bridge.overrides import (
 )
 from autotune.verl_bridge.paths import absolute_paths, relative_files
 from autotune.verl_bridge.rules import Rule, job_rules
-from autotune.yaml_file import apply_override, check_shape, read_yaml, refuse_interpolations
+from autotune.yaml_file import (
+    apply_override,
+    check_shape,
+    read_yaml,
+    refuse_interpolations,
+    refuse_unprintable,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +110,7 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> SweepConfig:
     # First of all: other messages show the values that they are about.
     _refuse_secrets(content)
     refuse_interpolations(content)
+    refuse_unprintable(content)
     check_shape(SweepConfig, content)
     merged = OmegaConf.merge(OmegaConf.structured(SweepConfig), raw)
     missing = sorted(OmegaConf.missing_keys(merged))

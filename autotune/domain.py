@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from autotune.errors import BadInputError, nearest
-from autotune.knobs import KNOBS, Knob, KnobValue
+from autotune.knobs import KNOBS, MAX_INTEGER, Knob, KnobValue
 
 MAX_INTEGER_RANGE = 100_000
 """Integers over a wider range are searched as real numbers, then brought to the nearest allowed
@@ -221,8 +221,13 @@ def _range_domain(
     first, last = float(knob.parse(low, f"{key}.low")), float(knob.parse(high, f"{key}.high"))
     if first > last:
         raise BadInputError(f"{key}.low is {low:g}, above {key}.high ({high:g}).")
-    if step is not None and step <= 0:
-        raise BadInputError(f"{key}.step is {step:g}.", "It must be above 0.")
+    if step is not None and not (math.isfinite(step) and step > 0):
+        raise BadInputError(f"{key}.step is {step:g}.", "It must be a finite number above 0.")
+    if step is not None and (last - first) / step > MAX_INTEGER:
+        raise BadInputError(
+            f"{key}.step is {step:g}, of which {key}.low to {key}.high has more than 2**53.",
+            "Take a larger step, or leave it out.",
+        )
     if step is not None and knob.kind is int and not float(step).is_integer():
         raise BadInputError(f"{key}.step is {step:g}.", f"{knob.name} takes integers.")
     if log and first <= 0:

@@ -18,6 +18,9 @@ from autotune.verl_bridge.rules import CRITIC_TOKENS_DEFAULT
 
 KnobValue = bool | int | float | str
 
+MAX_INTEGER = 2**53
+"""Largest integer below which a real number, in which samplers compute, is each of them exactly."""
+
 
 class Transition(Enum):
     """What must happen in a running job before a new value acts, from cheap to dear."""
@@ -136,6 +139,7 @@ class Knob:
         kind = "an integer" if self.kind is int else "a number"
         limits = [f"at least {self.low:g}"] if self.low is not None else []
         limits += [f"at most {self.high:g}"] if self.high is not None else []
+        limits += ["at most 2**53"] if self.high is None and self.kind is int else []
         return f"{self.name} takes {kind}{' of ' if limits else ''}{' and '.join(limits)}."
 
     def _convert(self, value: object) -> KnobValue | None:
@@ -154,6 +158,8 @@ class Knob:
             return value in self.choices
         if isinstance(value, bool | str):
             return True
+        if self.kind is int and abs(value) > MAX_INTEGER:
+            return False
         above = self.low is None or value >= self.low
         return above and (self.high is None or value <= self.high)
 

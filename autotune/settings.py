@@ -29,6 +29,9 @@ SAMPLERS = ("model", "tpe", "gp", "random")
 RECOVERABLE = ("nan", "memory", "hang")
 """What a recovery rule may answer to."""
 
+MAX_SEED = 2**32 - 1
+"""Largest seed that NumPy's and Optuna's generators take."""
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -296,7 +299,8 @@ def _check_resources(resources: ResourcesConfig) -> None:
 
 def _check_trial(trial: TrialConfig) -> None:
     _at_least(1, "trial", trial, "warmup_steps", "measured_steps")
-    _at_least(0, "trial", trial, "profiled_steps", "seed", "max_retries")
+    _at_least(0, "trial", trial, "profiled_steps", "max_retries")
+    check_seed("trial.seed", trial.seed)
     for name in ("startup_timeout_s", "step_timeout_s"):
         _above_zero(f"trial.{name}", getattr(trial, name))
     for index, rule in enumerate(trial.recovery):
@@ -316,11 +320,17 @@ def _check_recovery(key: str, rule: RecoveryRuleConfig) -> None:
         _above_zero(f"{key}.above", rule.above)
 
 
+def check_seed(key: str, seed: int) -> None:
+    """Refuse a seed that a random number generator would refuse."""
+    if not 0 <= seed <= MAX_SEED:
+        raise BadInputError(f"{key} is {seed}.", f"It must be from 0 to {MAX_SEED}.")
+
+
 def check_search(search: SearchConfig) -> None:
     """Check the search section alone, as :func:`check` does."""
     _one_of("search.sampler", search.sampler, SAMPLERS)
     _at_least(1, "search", search, "num_trials", "max_concurrent", "num_startup_trials")
-    _at_least(0, "search", search, "seed")
+    check_seed("search.seed", search.seed)
     for name in ("confirm_ratio", "min_gain_ratio"):
         if not 0 <= getattr(search, name) < 1:
             raise BadInputError(

@@ -83,7 +83,7 @@ class Space:
         sources: Mapping[str, str] | None = None,
     ) -> None:
         self._domains = dict(domains)
-        self._base_leaves = dict(base_leaves)
+        self._base_leaves = base_leaves
         self._rules = tuple(rules)
         self._keys = {name: domain.knob.keys_in(base_leaves) for name, domain in domains.items()}
         self._base = {
@@ -392,7 +392,10 @@ class Space:
                 leaf == source or wanted[source] != self._base_leaves.get(source)
             ):
                 moved[leaf] = wanted[source]
-        return ChainMap(moved, self._base_leaves) if moved else self._base_leaves
+        if not moved:
+            return self._base_leaves
+        # A ChainMap writes into its first mapping only.
+        return ChainMap(moved, self._base_leaves)  # type: ignore[arg-type]
 
     def _effective(self, key: str, written: Mapping[str, object]) -> object:
         """Return what verl sees at ``key`` when only ``written`` is overridden."""

@@ -65,9 +65,11 @@ class SweepStore:
 
         Raises:
             SweepError: Another process holds it.
+            WriteError: The folder cannot be made or written.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        fd = os.open(self.folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
+        make_folder(self.folder)
+        with _writing(self.folder / LOCK_FILE):
+            fd = os.open(self.folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             self._take(fd)
             self._lock_fd = fd
@@ -189,6 +191,16 @@ class SweepStore:
                 os.close(fd)
             if is_new:
                 _sync_folder(path.parent)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder, with those above it, unless it is there.
+
+    Raises:
+        WriteError: A file is in its way, for one.
+    """
+    with _writing(path):
+        path.mkdir(parents=True, exist_ok=True)
 
 
 def write_atomic(path: Path, text: str) -> None:

@@ -8,6 +8,7 @@ decide what is left to do.
 import contextlib
 import logging
 import os
+import socket
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -29,6 +30,9 @@ _TUNE_ENVIRONMENT = {
     # verl runs where the sweep was started, as it would without us.
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
 }
+
+
+_CONNECT_TIMEOUT_S = 10.0
 
 
 @contextlib.contextmanager
@@ -71,11 +75,41 @@ def _connected(**options: Any) -> Iterator[None]:
     logging.getLogger("ray").setLevel(logging.WARNING)
     # It misses Tune's own result files, which are switched off; our records stand for them.
     logging.getLogger("ray.tune.analysis.experiment_analysis").setLevel(logging.ERROR)
-    ray.init(log_to_driver=False, logging_level=logging.WARNING, **options)
+    _connect(log_to_driver=False, logging_level=logging.WARNING, **options)
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def _connect(*, address: str, **options: Any) -> None:
+    """Connect this process to a cluster, or start one where the address is ``local``.
+
+    Raises:
+        SweepError: There is no cluster at the address, or it lets nobody in without its token.
+    """
+    import ray
+
+    if address == "local":
+        ray.init(address=address, **options)
+        return
+    try:
+        _knock(address)
+        ray.init(address=address, **options)
+    except (OSError, ValueError, ray.exceptions.AuthenticationError) as error:
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise SweepError(
+            f"There is no Ray cluster to be used at --address {address}: {reason}.",
+            "Start one (ray start --head), give the address of its head node as host:port, or "
+            "leave --address out: a local one is then started.",
+        ) from error
+
+
+def _knock(address: str) -> None:
+    """Raise OSError where nobody listens at ``host:port``: Ray itself tries for ten minutes."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit() and "://" not in address:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_TIMEOUT_S).close()
 
 
 def storage_units(sweep: Sweep) -> int:

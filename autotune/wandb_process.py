@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from autotune.settings import WandbConfig
-from autotune.store import LOG_FOLDER
+from autotune.store import LOG_FOLDER, make_folder
 
 LOG_FILE = "wandb.log"
 END_S = 25.0
@@ -40,7 +40,7 @@ def wandb_process(
         yield
         return
     log_path = folder / LOG_FOLDER / LOG_FILE
-    log_path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(log_path.parent)
     with log_path.open("ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "autotune.report.wandb_writer", str(folder)],

@@ -1,15 +1,16 @@
 """Typed YAML files: reading one as plain data, and checking its shape against dataclasses.
 
-Runs in the driver. A file is data only: tags (which could build Python objects) and interpolations
-(which could copy a token from the environment into a record) are refused, and nothing is executed
-or resolved. OmegaConf does the parsing and the conversion of single values; this module adds the
-full key and the nearest name to its errors.
+Runs in the driver. A file is data only: refused are tags (which could build Python objects),
+anchors and aliases (of which a few lines can make gigabytes, or an endless value) and
+interpolations (which could copy a token from the environment into a record). Nothing is executed or
+resolved. OmegaConf does the parsing and the conversion of single values; this module adds the full
+key and the nearest name to its errors.
 """
 
 import dataclasses
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import yaml
@@ -18,21 +19,36 @@ from omegaconf.errors import OmegaConfBaseException
 
 from autotune.errors import BadInputError, nearest
 
+MAX_DEPTH = 50
+"""Levels of nesting; what is recursive behind the parser would end in Python's own limit."""
+MAX_SHOWN = 200
+"""Characters of an override that a message repeats."""
+
+_OPENS = (
+    yaml.BlockMappingStartToken,
+    yaml.BlockSequenceStartToken,
+    yaml.FlowMappingStartToken,
+    yaml.FlowSequenceStartToken,
+)
+_CLOSES = (yaml.BlockEndToken, yaml.FlowMappingEndToken, yaml.FlowSequenceEndToken)
+
 
 def read_yaml(path: Path) -> DictConfig:
     """Read a YAML file that holds one mapping.
 
     Raises:
-        BadInputError: No such file, not text, not YAML, not a mapping, or a YAML tag in it.
+        BadInputError: No such file, not text, not YAML, not a mapping, or more than plain data.
     """
     text = _read_text(path)
     try:
-        _refuse_tags(path, text)
+        _check_plain(str(path), text)
         _check_root(path, text)
         content = OmegaConf.create(text)
+    except BadInputError:
+        raise  # it is a ValueError too
     except yaml.YAMLError as error:
         raise BadInputError(f"{path} is not valid YAML: {_where(error)}.") from error
-    except OmegaConfBaseException as error:
+    except (OmegaConfBaseException, ValueError) as error:
         raise BadInputError(f"{path} cannot be read: {_first_line(error)}.") from error
     assert isinstance(content, DictConfig)
     return content
@@ -44,18 +60,19 @@ def apply_override(config: DictConfig, override: str) -> None:
     Raises:
         BadInputError: Not ``key=value``, or a value that is not plain YAML.
     """
-    key, equals, _ = override.partition("=")
-    if not equals or not key.strip():
+    key, equals, value = override.partition("=")
+    shown = f"The override '{override[:MAX_SHOWN]}'"
+    if not equals or not key.strip() or key.count(".") > MAX_DEPTH:
         raise BadInputError(
-            f"The override '{override}' is not of the form key=value.",
-            "E.g. trial.measured_steps=2.",
+            f"{shown} is not of the form key=value.", "E.g. trial.measured_steps=2."
         )
     try:
+        _check_plain(shown, value)
         config.merge_with_dotlist([override])
+    except BadInputError:
+        raise  # it is a ValueError too
     except (yaml.YAMLError, OmegaConfBaseException, ValueError, IndexError) as error:
-        raise BadInputError(
-            f"The override '{override}' cannot be applied: {_first_line(error)}."
-        ) from error
+        raise BadInputError(f"{shown} cannot be applied: {_first_line(error)}.") from error
 
 
 def refuse_interpolations(node: object, key: str = "") -> None:
@@ -64,18 +81,38 @@ def refuse_interpolations(node: object, key: str = "") -> None:
     Raises:
         BadInputError: With the full key of the first one.
     """
-    if isinstance(node, str) and "${" in node:
-        raise BadInputError(
-            f"{key} contains an interpolation: {node}",
-            "A sweep file is plain data; write the value itself.",
-        )
+    for where, text in _texts(node, key):
+        if "${" in text:
+            raise BadInputError(
+                f"{where} contains an interpolation: {text}",
+                "A sweep file is plain data; write the value itself.",
+            )
+
+
+def refuse_unprintable(node: object, key: str = "") -> None:
+    """Refuse text that can be neither a path nor written to a file.
+
+    Raises:
+        BadInputError: With the full key of the first one.
+    """
+    for where, text in _texts(node, key):
+        if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
+            raise BadInputError(
+                f"{where} is {text!r}.", "A text holds neither NUL nor half a character."
+            )
+
+
+def _texts(node: object, key: str) -> Iterator[tuple[str, str]]:
+    """Yield the texts of plain data with their full keys, names of mappings included."""
+    if isinstance(node, str):
+        yield key, node
     if isinstance(node, Mapping):
         for name, value in node.items():
-            refuse_interpolations(str(name), f"the name {name} in {key or 'the file'}")
-            refuse_interpolations(value, f"{key}.{name}" if key else str(name))
+            yield f"the name {name!s} in {key or 'the file'}", str(name)
+            yield from _texts(value, f"{key}.{name}" if key else str(name))
     if isinstance(node, list):
         for index, value in enumerate(node):
-            refuse_interpolations(value, f"{key}[{index}]")
+            yield from _texts(value, f"{key}[{index}]")
 
 
 def check_shape(schema: type, content: object, key: str = "") -> None:
@@ -175,15 +212,26 @@ def _read_text(path: Path) -> str:
         raise BadInputError(f"{path} cannot be read: {error.strerror}.") from error
 
 
-def _refuse_tags(path: Path, text: str) -> None:
+def _check_plain(where: str, text: str) -> None:
+    """Refuse what YAML has besides plain data, and endless nesting, before anything is built."""
+    depth = 0
     for token in yaml.scan(text):
+        line = f"{where}, line {token.start_mark.line + 1}"
         if isinstance(token, yaml.TagToken):
             tag = "".join(part or "" for part in token.value)
-            line = token.start_mark.line + 1
             raise BadInputError(
-                f"{path}, line {line}: YAML tag '{tag}'.",
-                "A sweep file is plain data; remove the tag.",
+                f"{line}: YAML tag '{tag}'.", "A sweep file is plain data; remove the tag."
             )
+        if isinstance(token, yaml.AnchorToken | yaml.AliasToken):
+            sign = "&" if isinstance(token, yaml.AnchorToken) else "*"
+            raise BadInputError(
+                f"{line}: YAML anchor or alias '{sign}{token.value}'.",
+                "A sweep file is plain data; write the value itself, or quote it if it is text.",
+            )
+        depth += isinstance(token, _OPENS)
+        depth -= isinstance(token, _CLOSES)
+        if depth > MAX_DEPTH:
+            raise BadInputError(f"{line}: nested more than {MAX_DEPTH} levels deep.")
 
 
 def _check_root(path: Path, text: str) -> None:

@@ -185,7 +185,11 @@ def test_numbers_may_be_written_with_an_exponent(sweep_file: SweepFile) -> None:
         ("trial.seed", None, "lacks trial.seed"),
         ("search", None, "The sweep file lacks search"),
         ("trial.seed", "abc", "^trial.seed is 'abc', but must be an integer"),
-        ("trial.seed", -1, "^trial.seed is -1. It must be at least 0"),
+        ("trial.seed", -1, "^trial.seed is -1. It must be from 0 to 4294967295"),
+        ("trial.seed", 2**32, "^trial.seed is 4294967296. It must be from 0 to 4294967295"),
+        ("search.seed", -1, "^search.seed is -1"),
+        ("search.seed", 2**70, "^search.seed is 1180591620717411303424"),
+        ("output_dir", "a\0b", "^output_dir is 'a.x00b'"),
         ("trial.warmup_steps", 0, "^trial.warmup_steps is 0. It must be at least 1"),
         ("trial.measured_steps", 0, "^trial.measured_steps is 0"),
         ("trial.profiled_steps", -1, "^trial.profiled_steps is -1"),
@@ -208,7 +212,7 @@ def test_numbers_may_be_written_with_an_exponent(sweep_file: SweepFile) -> None:
         ("constraints", [{"metric": "kl_std"}], r"lacks constraints\[0\].max"),
         (
             "constraints",
-            [{"metric": "kl_std", "max": 1}] * 2,
+            [{"metric": "kl_std", "max": 1}, {"metric": "kl_std", "max": 1}],
             r"^constraints\[1\].metric is 'kl_std', which constraints\[0\] bounds",
         ),
         ("base.config_name", "ppo_trainr", "Did you mean 'ppo_trainer'"),
@@ -230,6 +234,10 @@ def test_a_wrong_field_is_refused_with_its_key(
         ({"gradient_magic": {"choices": [25e6]}}, "knobs.gradient_magic: there is no knob"),
         ({MICRO: {"choices": [1, 2, 0]}}, rf"knobs.{MICRO}.choices\[2\] is 0, outside"),
         ({MICRO: {"choices": [3, 5]}}, "no valid setting besides the base job's own"),
+        ({MICRO: {"low": 1, "high": 1e300, "log": True}}, r"high is 1e\+300.*at most 2\*\*53"),
+        ({MICRO: {"choices": [1, 2**53 + 2]}}, r"choices\[1\] is 9007199254740994, outside"),
+        ({"min_overlap_time_s": {"low": 0, "high": 1, "step": float("nan")}}, "step is nan"),
+        ({"min_overlap_time_s": {"low": 0, "high": 1, "step": 1e-300}}, "step is 1e-300, of which"),
         ({MICRO: {"choises": [1]}}, f"There is no key 'knobs.{MICRO}.choises'"),
         ({"rollout_enforce_eager": {"choices": [True]}}, "rollout_enforce_eager: this job ignores"),
         (
@@ -258,7 +266,17 @@ def test_a_wrong_knob_is_refused(sweep_file: SweepFile, knobs: object, message: 
         (f"{ACTOR}.ppo_mini_batch_size=16", "verl refuses the base job: .*at least"),
         (f"{ACTOR}.ppo_micro_batch_size_per_gpu=5", "verl refuses the base job: .*must divide"),
         (f"{ACTOR}.ppo_micro_batch_size_per_gpu=0", "verl refuses the base job"),
+        # Deleted keys that trials need, wherever they are read.
+        ("~critic", "the job has no key 'critic.enable'.*Remove the override"),
+        ("~trainer.use_v1", "the job has no key 'trainer.use_v1'"),
+        ("~trainer", "the job has no key 'trainer"),
+        ("~actor_rollout_ref", "the job has no key 'actor_rollout_ref"),
+        (f"~{ROLLOUT}.log_prob_use_dynamic_bsz", "the job has no key .*log_prob_use_dynamic_bsz'"),
+        ("+a=" + "[" * 3000 + "]" * 3000, "is not in Hydra's syntax: .*too deeply"),
+        ("+a" + ".a" * 3000 + "=1", "is not in Hydra's syntax: its key has more than"),
+        ("+a=" + "9" * 5000, "Hydra's syntax"),
     ],
+    ids=lambda text: text[:60],
 )
 def test_a_wrong_base_job_is_refused(sweep_file: SweepFile, override: str, message: str) -> None:
     with pytest.raises(BadInputError, match=message):

@@ -12,10 +12,11 @@ from local_ray import local_ray
 from ray import tune
 from ray.tune.search import Searcher
 
+from autotune.errors import SweepError
 from autotune.placement import bundles
 from autotune.settings import ResourcesConfig
 from autotune.stop import StopOnRequest
-from autotune.tuning import run_tuner
+from autotune.tuning import _connected, run_tuner
 
 RESOURCES = ResourcesConfig(nodes=2, ranks_per_node=2, device="cpu")
 
@@ -108,3 +109,17 @@ def test_a_request_of_an_earlier_run_is_forgotten(tmp_path: Path) -> None:
     (tmp_path / "stop.request").touch()
     StopOnRequest(tmp_path / "stop.request", Numbers(1))
     assert not (tmp_path / "stop.request").exists()
+
+
+@pytest.mark.parametrize(
+    ("address", "reason"),
+    [
+        ("nonsense", "Invalid address format"),
+        ("127.0.0.1:1", "Connection refused"),
+        ("host.invalid:6379", "not known|resolution"),
+    ],
+)
+def test_an_address_without_a_cluster_is_said_at_once(address: str, reason: str) -> None:
+    with pytest.raises(SweepError, match=f"no Ray cluster .*{address}: .*{reason}.*ray start"):
+        with _connected(address=address):
+            pass

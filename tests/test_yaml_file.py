@@ -7,7 +7,14 @@ import pytest
 from omegaconf import OmegaConf
 
 from autotune.errors import BadInputError
-from autotune.yaml_file import apply_override, check_shape, read_yaml, refuse_interpolations
+from autotune.yaml_file import (
+    MAX_DEPTH,
+    apply_override,
+    check_shape,
+    read_yaml,
+    refuse_interpolations,
+    refuse_unprintable,
+)
 
 
 @dataclass
@@ -49,6 +56,15 @@ def test_numbers_in_scientific_notation_are_numbers(tmp_path: Path) -> None:
         ("# only a comment\n", "does not hold a mapping: it is empty"),
         (b"\x80\x81\xff", "is not a text file"),
         (b"a\x00b", "is not valid YAML"),
+        (f"a: {'9' * 5000}\n", "cannot be read: .*integer string"),
+        # A list that holds itself, and one that would have 10**9 entries.
+        ("a: &a [*a]\n", "line 1: YAML anchor or alias '&a'"),
+        ("a: [x]\nb: *a\n", r"line 2: YAML anchor or alias '\*a'"),
+        ("a: &a [x,x]\nb: &b [*a,*a]\nc: &c [*b,*b]\n", "line 1: YAML anchor or alias '&a'"),
+        (f"a: {'[' * 3000}{']' * 3000}\n", f"line 1: nested more than {MAX_DEPTH} levels"),
+        (f"{'{a: ' * 3000}1{'}' * 3000}\n", "line 1: nested more than"),
+        ("a:\n" + "".join(" " * n + "- \n" for n in range(200)), "nested more than"),
+        ("- " * 3000 + "1\n", "nested more than"),
     ],
 )
 def test_a_file_that_is_no_yaml_mapping_is_refused(
@@ -98,6 +114,24 @@ def test_interpolations_are_refused_with_their_key(content: object, key: str) ->
         refuse_interpolations(content)
 
 
+def test_as_many_levels_as_anybody_writes_are_read(tmp_path: Path) -> None:
+    depth = MAX_DEPTH - 1
+    read_yaml(write(tmp_path, f"a: {'[' * depth}1{']' * depth}\nb: [[1], [2]]\n"))
+
+
+@pytest.mark.parametrize(
+    ("content", "key"),
+    [
+        ({"a": {"b": ["x", "y\0"]}}, r"a.b\[1\]"),
+        ({"a": "half \ud800"}, "a"),
+        ({"a": {"b\0": 1}}, "the name .* in a"),
+    ],
+)
+def test_text_that_no_file_can_hold_is_refused_with_its_key(content: object, key: str) -> None:
+    with pytest.raises(BadInputError, match=f"^{key} is "):
+        refuse_unprintable(content)
+
+
 def test_a_complete_mapping_has_the_right_shape() -> None:
     inner = {"size": 1, "ratio": 0.5}
     check_shape(Outer, {"name": "x", "inner": inner, "named": {"a": inner}, "listed": [inner]})
@@ -136,9 +170,15 @@ def test_an_override_of_the_command_line_reaches_into_lists() -> None:
 
 
 @pytest.mark.parametrize(
-    "override", ["a", "=1", "a=!!python/object/apply:os.getcwd []", "a=[1", "a[7].b=1"]
+    "override",
+    [
+        *("a", "=1", "a=!!python/object/apply:os.getcwd []", "a=[1", "a[7].b=1"),
+        *("a=&x [*x]", f"a={'9' * 5000}", "a=" + "[" * 3000 + "]" * 3000, "a." * 3000 + "b=1"),
+    ],
+    ids=lambda override: override[:20],
 )
 def test_a_bad_override_is_refused_as_written(override: str) -> None:
     with pytest.raises(BadInputError) as caught:
         apply_override(OmegaConf.create({"a": [{"b": 1}]}), override)
-    assert f"The override '{override}'" in caught.value.message
+    assert f"The override '{override[:200]}'" in caught.value.message
+    assert len(str(caught.value)) < 500

@@ -5,10 +5,12 @@ answers at once.
 """
 
 import argparse
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotune.commands.arguments import add_sweep_file
-from autotune.errors import ExitCode
+from autotune.errors import BadInputError, ExitCode
 
 if TYPE_CHECKING:
     from autotune.config import Sweep
@@ -26,17 +28,19 @@ def run(options: argparse.Namespace) -> ExitCode:
     from autotune.config import load_sweep
 
     sweep = load_sweep(options.file, options.overrides)
-    check_earlier(sweep)
+    check_here(sweep)
     print(describe(sweep))
     return ExitCode.DONE
 
 
-def check_earlier(sweep: "Sweep") -> None:
-    """Check the sweeps that this one shall learn from.
+def check_here(sweep: "Sweep") -> None:
+    """Check what a sweep that runs on this machine needs around it: where its records go, and the
+    sweeps that it shall learn from.
 
     Raises:
-        BadInputError: A folder that holds none.
+        BadInputError: With the key.
     """
+    _check_output_dir(Path(sweep.config.output_dir).absolute() / sweep.config.name)
     if sweep.config.search.warm_start:
         # Ray Tune comes with it.
         from autotune.sweep import copy_uri_of, store_of
@@ -44,6 +48,19 @@ def check_earlier(sweep: "Sweep") -> None:
 
         folder = store_of(sweep).folder
         check_folders(sweep.config.search.warm_start, folder, copy_uri_of(sweep))
+
+
+def _check_output_dir(folder: Path) -> None:
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    if not there.is_dir():
+        raise BadInputError(
+            f"output_dir: {folder} cannot be made: {there} is a file.", "Name a folder."
+        )
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise BadInputError(
+            f"output_dir: {folder} cannot be written: you may not write to {there}.",
+            "Name a folder of yours, or see to its permissions.",
+        )
 
 
 def describe(sweep: "Sweep") -> str:

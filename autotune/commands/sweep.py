@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from autotune.commands.arguments import add_address, add_sweep_file
-from autotune.commands.check import check_earlier, describe
+from autotune.commands.check import check_here, describe
 from autotune.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def run(options: argparse.Namespace) -> ExitCode:
     if options.warm_start:
         overrides.append(f"search.warm_start={json.dumps(options.warm_start)}")
     sweep = load_sweep(options.file, overrides)
-    check_earlier(sweep)
+    check_here(sweep)
     print(describe(sweep), flush=True)
     with opened(sweep) as store, wandb_process(store.folder, sweep.config.wandb, print):
         folder = store.folder

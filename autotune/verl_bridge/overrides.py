@@ -23,6 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from autotune.errors import BadInputError, nearest
 from autotune.verl_bridge import schema
+from autotune.yaml_file import MAX_DEPTH, MAX_SHOWN
 
 _ALSO_ACCEPTED: dict[str, type] = {
     "data.train_files": list,
@@ -85,9 +86,23 @@ def container(config: DictConfig) -> dict[str, object]:
     return {str(key): value for key, value in resolved.items()}
 
 
-def leaves(config: DictConfig) -> dict[str, object]:
-    """Flatten a configuration: dotted key -> resolved value; see :func:`flatten`."""
-    return flatten(container(config))
+class JobLeaves(dict[str, object]):
+    """A job's leaves; a key that verl's configuration has, and the job has deleted, says so."""
+
+    def __missing__(self, key: str) -> object:
+        raise BadInputError(
+            f"base.overrides: the job has no key '{key}', which trials need.",
+            f"Remove the override that deletes it, e.g. '~{key.partition('.')[0]}' or '~{key}'.",
+        )
+
+
+def leaves(config: DictConfig) -> JobLeaves:
+    """Flatten a configuration: dotted key -> resolved value; see :func:`flatten`.
+
+    Raises:
+        BadInputError: It cannot be resolved; also later, when a key is read that the job deletes.
+    """
+    return JobLeaves(flatten(container(config)))
 
 
 def flatten(node: Mapping[str, object], prefix: str = "") -> dict[str, object]:
@@ -147,10 +162,14 @@ def parse_override(text: str) -> Override:
     """
     try:
         override = OverridesParser.create().parse_override(text)
-    except HydraException as error:
+    except (HydraException, ValueError) as error:
         raise _bad_syntax(text, _reason(error)) from error
+    except RecursionError as error:
+        raise _bad_syntax(text, "its value is nested too deeply") from error
     if not override.key_or_group:
         raise _bad_syntax(text, "it has no key")
+    if override.key_or_group.count(".") > MAX_DEPTH:
+        raise _bad_syntax(text, f"its key has more than {MAX_DEPTH} levels")
     return override
 
 
@@ -198,7 +217,7 @@ def _check_config_name(config_name: str) -> None:
 
 def _bad_syntax(text: str, reason: str) -> BadInputError:
     return BadInputError(
-        f"The override '{text}' is not in Hydra's syntax: {reason}.",
+        f"The override '{text[:MAX_SHOWN]}' is not in Hydra's syntax: {reason}.",
         "Write key=value, +key=value to append, ++key=value to append or change, ~key to delete.",
     )
 
