@@ -39,6 +39,7 @@ from autotune.verl_bridge.overrides import (
     written_value,
 )
 from autotune.verl_bridge.paths import absolute_paths, relative_files
+from autotune.verl_bridge.registries import check_names
 from autotune.verl_bridge.rules import Rule, job_rules
 from autotune.yaml_file import (
     apply_override,
@@ -209,6 +210,7 @@ def _compose_base_job(
     base_leaves = leaves(composed)
     _check_engine(base_leaves)
     _check_one_pool(base_leaves)
+    check_names(base_leaves, config.resources.device)
     added = _resource_overrides(config.resources, base_leaves, overridden_keys(given))
     if is_elsewhere:
         relative_files(base_leaves, Path.cwd())

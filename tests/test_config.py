@@ -16,6 +16,7 @@ from autotune.verl_bridge.overrides import compose_base, leaves
 
 ACTOR, REF = "actor_rollout_ref.actor", "actor_rollout_ref.ref"
 ROLLOUT = "actor_rollout_ref.rollout"
+STORAGE_UNITS = "transfer_queue.backend.SimpleStorage.num_data_storage_units"
 MICRO = "ppo_micro_batch_size_per_gpu"
 
 
@@ -266,9 +267,17 @@ def test_a_wrong_knob_is_refused(sweep_file: SweepFile, knobs: object, message: 
         (f"{ACTOR}.ppo_mini_batch_size=16", "verl refuses the base job: .*at least"),
         (f"{ACTOR}.ppo_micro_batch_size_per_gpu=5", "verl refuses the base job: .*must divide"),
         (f"{ACTOR}.ppo_micro_batch_size_per_gpu=0", "verl refuses the base job"),
+        ("algorithm.adv_estimator=nonsense", "no such advantage estimator"),
+        (f"{ROLLOUT}.name=vllm", "'vllm', but resources.device is cpu"),
+        ("actor_rollout_ref.model.path=null", "actor_rollout_ref.model.path is None"),
+        ("data.val_files=null", "data.val_files is None"),
+        (f"{STORAGE_UNITS}=null", f"{STORAGE_UNITS} is None. It must be an integer of at least 1"),
+        (f"{STORAGE_UNITS}=0", f"{STORAGE_UNITS} is 0"),
         # Deleted keys that trials need, wherever they are read.
         ("~critic", "the job has no key 'critic.enable'.*Remove the override"),
         ("~trainer.use_v1", "the job has no key 'trainer.use_v1'"),
+        ("~transfer_queue", "the job has no key 'transfer_queue"),
+        ("~data.train_files", "the job has no key 'data.train_files'"),
         ("~trainer", "the job has no key 'trainer"),
         ("~actor_rollout_ref", "the job has no key 'actor_rollout_ref"),
         (f"~{ROLLOUT}.log_prob_use_dynamic_bsz", "the job has no key .*log_prob_use_dynamic_bsz'"),

@@ -102,15 +102,23 @@ def test_nothing_of_the_environment_travels(
         assert not any(text in content for content in shipped)
 
 
+JOB = {
+    "critic.enable": False,
+    "actor_rollout_ref.model.path": "org/model",
+    "data.train_files": "/cluster/a.parquet",
+    "data.val_files": "/cluster/b.parquet",
+}
+
+
 def test_absolute_paths_are_the_clusters_and_need_not_exist_here(tmp_path: Path) -> None:
-    job = {"data.train_files": "/cluster/train.parquet", "critic.enable": False}
+    job = {**JOB, "data.train_files": "/cluster/train.parquet"}
     assert relative_files(job, tmp_path) == {}
     with pytest.raises(BadInputError, match="'/cluster/train.parquet' does not exist"):
         absolute_paths(job, tmp_path)
 
 
 def test_a_relative_file_that_does_not_exist_is_refused(tmp_path: Path) -> None:
-    job = {"reward.custom_reward_function.path": "reward.py", "critic.enable": False}
+    job = {**JOB, "reward.custom_reward_function.path": "reward.py"}
     with pytest.raises(BadInputError, match="reward file 'reward.py' does not exist"):
         relative_files(job, tmp_path)
 

@@ -13,6 +13,10 @@ ACTOR = "actor_rollout_ref.actor"
 REF = "actor_rollout_ref.ref"
 ROLLOUT = "actor_rollout_ref.rollout"
 MODEL = "actor_rollout_ref.model"
+STORAGE_UNITS = "transfer_queue.backend.SimpleStorage.num_data_storage_units"
+
+OWN_ROLLOUT = "hf"
+"""``rollout.name`` of this package's transformers rollout."""
 
 
 def integer(leaves: Leaves, key: str) -> int:

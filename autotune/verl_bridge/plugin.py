@@ -20,9 +20,8 @@ from autotune.verl_bridge.isolation import (
     TRANSFER_QUEUE_NAMESPACE_ENV,
     isolate_transfer_queue,
 )
+from autotune.verl_bridge.job import OWN_ROLLOUT
 from autotune.verl_bridge.job_processes import JOB_ENV, register_stack_dump
-
-ROLLOUT_NAME = "hf"
 
 
 def _load_rollout_replica() -> type:
@@ -39,7 +38,7 @@ def _register_engines(_module: object) -> None:
 
 @wrapt.when_imported("verl.workers.rollout.replica")
 def _register_rollout_replica(module: object) -> None:
-    module.RolloutReplicaRegistry.register(ROLLOUT_NAME, _load_rollout_replica)  # type: ignore[attr-defined]
+    module.RolloutReplicaRegistry.register(OWN_ROLLOUT, _load_rollout_replica)  # type: ignore[attr-defined]
 
 
 @wrapt.when_imported("verl.workers.rollout.base")
@@ -47,7 +46,7 @@ def _register_rollout_adapter(module: object) -> None:
     # verl has no public register function for the worker's side of a rollout
     # (workers/rollout/base.py:89).
     registry = module._ROLLOUT_REGISTRY  # type: ignore[attr-defined]
-    registry[(ROLLOUT_NAME, "async")] = "autotune.verl_bridge.rollout_hf.HFServerAdapter"
+    registry[(OWN_ROLLOUT, "async")] = "autotune.verl_bridge.rollout_hf.HFServerAdapter"
 
 
 @wrapt.when_imported("verl.trainer.ppo.v1.trainer_sync")
@@ -84,6 +83,6 @@ def missing_registrations(device: str) -> list[str]:
         or get_platform().device_name != "cpu"
     ):
         missing.append("platform cpu")
-    if ROLLOUT_NAME not in RolloutReplicaRegistry._registry:
-        missing.append(f"rollout {ROLLOUT_NAME}")
+    if OWN_ROLLOUT not in RolloutReplicaRegistry._registry:
+        missing.append(f"rollout {OWN_ROLLOUT}")
     return missing

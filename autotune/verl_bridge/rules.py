@@ -70,7 +70,7 @@ def _check_sizes(leaves: Leaves) -> None:
     Raises:
         BadInputError: With the key.
     """
-    sizes = [*_RANKS, *_LENGTHS, *_SEQUENCES[:3]]
+    sizes = [*_RANKS, *_LENGTHS, *_SEQUENCES[:3], job.STORAGE_UNITS]
     sizes += [f"{ROLLOUT}.{axis}_parallel_size" for axis in _ROLLOUT_AXES]
     sizes += [key for role in (ACTOR, REF) for key in _sp_keys(role)]
     sizes += [_SEQUENCES[3], *_sp_keys("critic")] if job.has_critic(leaves) else []

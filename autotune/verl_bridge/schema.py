@@ -111,7 +111,7 @@ def find_class(path: str) -> VerlClass | None:
 
 
 def _locate(module: str, name: str, seen: frozenset[str]) -> tuple[str, ast.ClassDef] | None:
-    tree = _parse(module) if module not in seen else None
+    tree = parse_module(module) if module not in seen else None
     if tree is None:
         return None
     for node in tree.body:
@@ -154,7 +154,8 @@ def _module_file(module: str) -> Path | None:
 
 
 @functools.cache
-def _parse(module: str) -> ast.Module | None:
+def parse_module(module: str) -> ast.Module | None:
+    """Return the syntax tree of one of verl's modules; None if there is no such module."""
     file = _module_file(module)
     return None if file is None else ast.parse(file.read_text(encoding="utf-8"))
 
