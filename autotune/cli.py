@@ -75,17 +75,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("autotune: interrupted; run the same command again to go on.", file=sys.stderr)
         return ExitCode.INTERRUPTED
     except BadInputError as error:
-        print(f"autotune: {error}", file=sys.stderr)
+        _complain(error)
         return ExitCode.BAD_INPUT
     except AutotuneError as error:
-        print(f"autotune: {error}", file=sys.stderr)
+        _complain(error)
         return ExitCode.FAILED
     except OSError as error:
         if error.errno not in _OF_FILE_SYSTEM:
             raise
         where = "" if error.filename is None else f"{error.filename}: "
-        print(f"autotune: {where}{error.strerror}.", file=sys.stderr)
+        _complain(f"{where}{error.strerror}.")
         return ExitCode.FAILED
+
+
+def _complain(problem: object) -> None:
+    """Print what went wrong in one line: a value that it repeats may have several."""
+    print(f"autotune: {' '.join(str(problem).splitlines())}", file=sys.stderr)
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
