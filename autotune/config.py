@@ -88,6 +88,8 @@ def load_sweep(
     base_leaves = leaves(base_config)
     rules = (*job_rules(base_leaves), *overlap_rules(base_leaves))
     _check_base_job(base_leaves, rules)
+    if config.trial.replays_rollout:
+        _check_replay(base_leaves)
     domains = _domains(config)
     space = Space(domains, base_leaves, rules, sources(base_config))
     summary = space.summary()
@@ -290,6 +292,27 @@ def _check_base_job(base_leaves: Mapping[str, object], rules: Sequence[Rule]) ->
     messages = [message for rule in rules if (message := rule.check(base_leaves)) is not None]
     if messages:
         raise BadInputError(f"base: verl refuses the base job: {'; '.join(messages)}.")
+
+
+_COMPARES_WITH_ROLLOUT = {
+    "algorithm.rollout_correction.bypass_mode": "takes the rollout's log-probabilities for the "
+    "policy's",
+    "algorithm.rollout_correction.rollout_is": "weighs tokens by how likely the policy finds them",
+    "algorithm.rollout_correction.rollout_rs": "drops tokens that the policy finds unlikely",
+    "actor_rollout_ref.model.mtp.enable_rollout": "reports speculative decoding of every step",
+}
+"""Setting of verl whose effect depends on the rollout being of the step's own policy -> what it
+does."""
+
+
+def _check_replay(base_leaves: Mapping[str, object]) -> None:
+    for key, what in _COMPARES_WITH_ROLLOUT.items():
+        if base_leaves.get(key):
+            raise BadInputError(
+                f"trial.fidelity is 'update', but the base job's {key} is {base_leaves[key]!r}: it "
+                f"{what}, and a replayed rollout is the first policy's.",
+                "Remove the override, or set trial.fidelity: full.",
+            )
 
 
 def _domains(config: SweepConfig) -> dict[str, Domain]:

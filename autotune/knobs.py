@@ -699,3 +699,6 @@ KNOBS: Mapping[str, Knob] = {
     )
 }
 """Every knob by its name."""
+
+ROLLOUT_KNOBS = frozenset(knob.name for knob in _ROLLOUT_KNOBS)
+"""Knobs that act on generation and weight sync; the others act on the phases that train."""

@@ -44,6 +44,9 @@ PHASES = (
 )
 """verl's ``timing_s/*`` phases of one step, in the order in which they run."""
 
+UPDATE_ONLY_PHASES = ("old_log_prob", "ref", "values", "adv", "update_critic", "update_actor")
+"""Phases that run where the rollout is replayed (``trial.fidelity: update``)."""
+
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "other")
 """What a collective does, as in :class:`autotune.measure.traces.Kind`."""
 
@@ -55,7 +58,7 @@ _ALL = (
         definition="prompt + response tokens of the step / (step wall time x number of ranks); "
         "median over measured steps. The step's wall time includes weight sync and "
         "leaves out validation and profiled steps.",
-        absent_when="no measured step finished",
+        absent_when="no measured step finished, or its rollout was replayed",
         source="verl perf/throughput",
     ),
     Metric(
@@ -63,8 +66,27 @@ _ALL = (
         unit="s",
         better=Direction.LOWER,
         definition="wall time of one PPO step; median over measured steps",
-        absent_when="no measured step finished",
+        absent_when="no measured step finished, or its rollout was replayed",
         source="verl timing_s/step",
+    ),
+    Metric(
+        name="update_only_tokens_per_s_per_gpu",
+        unit="update-only tokens/s/GPU",
+        better=Direction.HIGHER,
+        definition="prompt + response tokens of the step / (update_only_s x number of ranks); "
+        "median over measured steps. No throughput of a step: generation and weight sync are left "
+        "out, whether they ran or not",
+        absent_when="no measured step finished",
+        source="verl perf/total_num_tokens, timing_s",
+    ),
+    Metric(
+        name="update_only_s",
+        unit="s",
+        better=Direction.LOWER,
+        definition="wall time of the phases that train in one PPO step, added up: "
+        f"{', '.join(UPDATE_ONLY_PHASES)}; median over measured steps",
+        absent_when="no measured step finished",
+        source="verl timing_s",
     ),
     Metric(
         name="startup_s",
@@ -237,7 +259,8 @@ _ALL = (
         definition="KL of the policy to the reference that verl puts into the loss, or into the "
         "reward when the loss has none; mean over response tokens, median over measured"
         " steps",
-        absent_when="the job has no reference policy",
+        absent_when="the job has no reference policy, or the rollout was replayed: its tokens are "
+        "the first policy's",
         source="verl actor/kl_loss, actor/reward_kl_penalty",
     ),
     Metric(
@@ -391,8 +414,23 @@ def describe(name: str) -> Metric:
     return METRICS[name] if name in METRICS else DETAILS[name]
 
 
+WHOLE_STEP = {
+    "update_only_tokens_per_s_per_gpu": "throughput_tokens_per_s_per_gpu",
+    "update_only_s": "step_s",
+}
+"""Metric of the phases that train -> the same of a whole step."""
+ABSENT_IN_REPLAY = (*WHOLE_STEP.values(), "kl_to_reference")
+"""Metrics that a trial does not have where its rollout was replayed."""
+
 STEP_PREFIX = "autotune/"
 """What a step's metric of ours begins with; the rest is the trial's metric that it becomes."""
+
+STEP_KEYS = {
+    "throughput_tokens_per_s_per_gpu": "perf/throughput",
+    "step_s": "timing_s/step",
+    **{name: STEP_PREFIX + name for name in WHOLE_STEP},
+}
+"""Trial's metric -> the step's metric whose median over measured steps it is."""
 
 KL_PER_RANK = "autotune/kl_per_rank"
 """Step metric of verl's workers: k(r,t) of every rank, a list in nats; see ``kl_std``."""

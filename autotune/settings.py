@@ -13,9 +13,9 @@ from pathlib import PurePath
 from typing import Any
 
 from autotune.errors import BadInputError, nearest
-from autotune.knobs import KNOBS
+from autotune.knobs import KNOBS, ROLLOUT_KNOBS
 from autotune.measure.sequential import MIN_PAIRS
-from autotune.metrics import METRICS, Direction
+from autotune.metrics import ABSENT_IN_REPLAY, METRICS, WHOLE_STEP, Direction
 from autotune.redaction import holds_secret
 
 DEVICES = {"gpu": ("cuda", "npu"), "cpu": ("cpu",)}
@@ -26,6 +26,7 @@ TRAINER_MODES = {"gpu": "sync", "cpu": "cpu_sync"}
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 WANDB_MODES = ("auto", "online", "offline", "disabled")
 SAMPLERS = ("model", "tpe", "gp", "random")
+FIDELITIES = ("full", "update")
 RECOVERABLE = ("nan", "memory", "hang")
 """What a recovery rule may answer to."""
 
@@ -156,6 +157,10 @@ class TrialConfig:
     step_timeout_s: float
     """A job that has not finished a step for this many seconds is a hang. A collective that waits
     half as long is one already."""
+    fidelity: str = "full"
+    """``full``: whole PPO steps; ``update``: the rollout is generated once with the first weights,
+    kept, and replayed in every trial, and only the phases that train are run and timed. For knobs
+    of training; the verification runs whole steps all the same."""
     consistency_probe: bool = True
     """Whether a fixed mini-batch goes through the actor before the first step and after the last
     one, for ``rank_divergence``, ``kl_drift`` and ``grad_cosine``."""
@@ -165,6 +170,11 @@ class TrialConfig:
     recovery: list[RecoveryRuleConfig] = field(default_factory=default_recovery)
     """What is tried once with a trial that broke; the first rule that applies counts, ``[]`` is
     nothing."""
+
+    @property
+    def replays_rollout(self) -> bool:
+        """Whether trials replay one kept rollout."""
+        return self.fidelity == "update"
 
 
 @dataclass(kw_only=True)
@@ -279,6 +289,8 @@ def check(config: SweepConfig) -> None:
     _check_trial(config.trial)
     check_search(config.search)
     _check_goal(config.objective, config.constraints)
+    if config.trial.replays_rollout:
+        _check_replay(config)
     _one_of("wandb.mode", config.wandb.mode, WANDB_MODES)
     if not config.wandb.project.strip():
         raise BadInputError(f"wandb.project is {config.wandb.project!r}.", "Name a project.")
@@ -303,8 +315,48 @@ def _check_trial(trial: TrialConfig) -> None:
     check_seed("trial.seed", trial.seed)
     for name in ("startup_timeout_s", "step_timeout_s"):
         _above_zero(f"trial.{name}", getattr(trial, name))
+    _one_of("trial.fidelity", trial.fidelity, FIDELITIES)
     for index, rule in enumerate(trial.recovery):
         _check_recovery(f"trial.recovery[{index}]", rule)
+
+
+def _check_replay(config: SweepConfig) -> None:
+    """Refuse what a replayed rollout cannot show; one message names everything."""
+    turned = [f"knobs.{name}" for name in config.knobs if name in ROLLOUT_KNOBS]
+    turned += [
+        f"trial.recovery[{index}].knobs.{name}"
+        for index, rule in enumerate(config.trial.recovery)
+        for name in rule.knobs
+        if name in ROLLOUT_KNOBS
+    ]
+    measured = {
+        "objective.metric": config.objective.metric,
+        "objective.trade_off": config.objective.trade_off,
+        **{
+            f"constraints[{index}].metric": constraint.metric
+            for index, constraint in enumerate(config.constraints)
+        },
+    }
+    absent = {key: name for key, name in measured.items() if name in ABSENT_IN_REPLAY}
+    if not turned and not absent:
+        return
+    whats, hints = [], []
+    if turned:
+        whats.append(f"{', '.join(turned)} would act on the rollout")
+        hints.append("leave these knobs out")
+    for key, name in absent.items():
+        whats.append(f"{key} is {name}, which only whole steps have")
+        hints += [f"set {key}: {own}" for own, whole in WHOLE_STEP.items() if whole == name]
+    raise BadInputError(
+        f"trial.fidelity is 'update': the rollout is generated once and replayed, but "
+        f"{'; '.join(whats)}.",
+        f"{_sentence('; '.join([*hints, 'or set trial.fidelity: full']))} "
+        "The verification compares whole steps in any case.",
+    )
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def _check_recovery(key: str, rule: RecoveryRuleConfig) -> None:

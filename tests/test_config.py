@@ -346,6 +346,85 @@ def test_a_job_that_needs_more_than_one_pool_of_ranks_is_refused(
         sweep_file.add(override).load()
 
 
+UPDATE_ONLY = "update_only_tokens_per_s_per_gpu"
+
+
+def test_knobs_of_training_may_be_swept_with_a_replayed_rollout(sweep_file: SweepFile) -> None:
+    sweep_file.set("trial.fidelity", "update").set("objective", {"metric": UPDATE_ONLY})
+    trial = sweep_file.load().config.trial
+    assert (trial.fidelity, trial.replays_rollout) == ("update", True)
+
+
+def test_a_trial_runs_whole_steps_unless_told_otherwise(sweep_file: SweepFile) -> None:
+    assert sweep_file.load().config.trial.fidelity == "full"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("trial.fidelity", "half", "trial.fidelity is 'half'. It is one of: full, update."),
+        (
+            "knobs.rollout_max_num_seqs",
+            {"choices": [8, 16]},
+            "knobs.rollout_max_num_seqs would act on the rollout. Leave these knobs out; or set "
+            "trial.fidelity: full",
+        ),
+        (
+            "trial.recovery",
+            [{"when": "memory", "knobs": {"rollout_gpu_memory_utilization": 0.3}}],
+            r"trial.recovery\[0\].knobs.rollout_gpu_memory_utilization would act on the rollout",
+        ),
+        (
+            "objective",
+            {"metric": "step_s"},
+            "objective.metric is step_s, which only whole steps have. Set objective.metric: "
+            "update_only_s; or set trial.fidelity: full",
+        ),
+        (
+            "constraints",
+            [{"metric": "kl_to_reference", "max": 0.1}],
+            r"constraints\[0\].metric is kl_to_reference, which only whole steps have",
+        ),
+    ],
+)
+def test_what_a_replayed_rollout_cannot_show_is_refused(
+    sweep_file: SweepFile, key: str, value: object, message: str
+) -> None:
+    sweep_file.set("objective", {"metric": UPDATE_ONLY}).set("trial.fidelity", "update")
+    with pytest.raises(BadInputError, match=message):
+        sweep_file.set(key, value).load()
+
+
+def test_everything_that_a_replay_cannot_show_stands_in_one_message(
+    sweep_file: SweepFile,
+) -> None:
+    sweep_file.set("trial.fidelity", "update")
+    sweep_file.set("knobs.rollout_max_num_seqs", {"choices": [8, 16]})
+    with pytest.raises(BadInputError) as error:
+        sweep_file.load()
+    assert "knobs.rollout_max_num_seqs would act on the rollout; objective.metric is" in str(
+        error.value
+    )
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "algorithm.rollout_correction.bypass_mode=true",
+        "algorithm.rollout_correction.rollout_is=token",
+        "algorithm.rollout_correction.rollout_rs=token_k1",
+    ],
+)
+def test_a_job_that_weighs_its_own_rollout_cannot_replay_another(
+    sweep_file: SweepFile, override: str
+) -> None:
+    sweep_file.set("objective", {"metric": UPDATE_ONLY}).set("trial.fidelity", "update")
+    sweep_file.add(override)
+    key = override.partition("=")[0]
+    with pytest.raises(BadInputError, match=f"the base job's {key} is"):
+        sweep_file.load()
+
+
 def test_a_python_tag_is_refused_and_runs_nothing(sweep_file: SweepFile) -> None:
     file, mark = sweep_file.path(), sweep_file.folder / "mark"
     with file.open("a") as stream:

@@ -5,7 +5,7 @@ import functools
 import pytest
 
 from autotune.errors import BadInputError
-from autotune.knobs import KNOBS
+from autotune.knobs import KNOBS, ROLLOUT_KNOBS
 from autotune.verl_bridge import schema
 from autotune.verl_bridge.overrides import compose_base, container, leaves
 
@@ -44,6 +44,15 @@ def test_every_key_exists_in_verl(name: str) -> None:
 def test_no_two_knobs_write_one_key() -> None:
     keys = [key for knob in KNOBS.values() for key in knob.keys]
     assert len(keys) == len(set(keys))
+
+
+def test_knobs_of_the_rollout_are_those_that_write_its_section_but_for_scoring() -> None:
+    of_rollout = {
+        name
+        for name, knob in KNOBS.items()
+        if any(key.startswith(f"{ROLLOUT}.") and ".log_prob_" not in key for key in knob.keys)
+    }
+    assert of_rollout == ROLLOUT_KNOBS
 
 
 def test_the_scoring_micro_batch_is_written_for_actor_and_reference() -> None:
