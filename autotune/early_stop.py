@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 
 from autotune.measure.stats import pooled_spread
+from autotune.metrics import STEP_KEYS
 from autotune.objective import StepKind, StepRecord, TrialRecord, is_maximised
 
 logger = logging.getLogger(__name__)
@@ -28,9 +29,6 @@ STEP_SPREAD = 0.10
 """Least relative standard deviation of a step that is believed: neighbouring steps of one setting
 were seen to differ by 15 %."""
 
-_STEP_KEYS = {"throughput_tokens_per_s_per_gpu": "perf/throughput", "step_s": "timing_s/step"}
-"""Objectives that every step reports by itself."""
-
 
 class EarlyStop:
     """The rule for one sweep.
@@ -41,7 +39,7 @@ class EarlyStop:
     """
 
     def __init__(self, objective: str, steps_per_trial: int) -> None:
-        self._key = _STEP_KEYS.get(objective)
+        self._key = STEP_KEYS.get(objective)
         self._objective = objective
         self._steps_per_trial = steps_per_trial
 

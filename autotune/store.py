@@ -32,6 +32,8 @@ CALIBRATION_FILE, BASE_JOB_FILE = "calibration.json", "base_job.json"
 VERIFY_FILE, VERIFICATION_FILE = "verify.jsonl", "verification.json"
 STUDY_FILE, LOCK_FILE, LOG_FOLDER = "study.journal", "sweep.lock", "logs"
 STUDY_NAME_FILE = "study.name"
+ROLLOUT_FOLDER = "kept_rollout"
+"""The rollout that trials replay, see :mod:`autotune.verl_bridge.kept_rollout`."""
 STOP_FILE = "stop.request"
 """Whoever makes it asks the running driver to start no more trials and to end."""
 

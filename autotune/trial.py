@@ -42,6 +42,7 @@ from autotune.protocol import COLLECTIVE_SHARE, profiled_steps, protocol_overrid
 from autotune.recovery import AppliedRule
 from autotune.redaction import redact
 from autotune.settings import ConstraintConfig, TrialConfig
+from autotune.store import ROLLOUT_FOLDER
 from autotune.transition import can_be_hot, cheapest_start
 from autotune.trial_metrics import summarise
 from autotune.verl_bridge.device_memory import DeviceMemory
@@ -72,6 +73,8 @@ class TrialSpec:
     always_cold: bool = False
     """Whether every trial gets a fresh job and runs its setting as it is, whatever recovery rules
     there are."""
+    rollout_folder: Path | None = None
+    """Holds the rollout that every trial replays; None: each generates its own."""
     command: tuple[str, ...] = VERL_COMMAND
     """The program that runs a job."""
 
@@ -80,6 +83,7 @@ class TrialSpec:
         sweep: Sweep, log_folder: Path, sweep_id: str, *, always_cold: bool = False
     ) -> "TrialSpec":
         resources = sweep.config.resources
+        replays = sweep.config.trial.replays_rollout
         return TrialSpec(
             config_name=sweep.config.base.config_name,
             base_overrides=sweep.base_overrides,
@@ -90,6 +94,7 @@ class TrialSpec:
             log_folder=log_folder,
             sweep_id=sweep_id,
             always_cold=always_cold,
+            rollout_folder=log_folder.parent / ROLLOUT_FOLDER if replays else None,
         )
 
 
@@ -221,6 +226,7 @@ class VerlTrial(tune.Trainable):
             assert self._idle_setting is not None
             start = cheapest_start(self._idle_setting, self._config["setting"])
         self._idle_setting = None
+        rollout_folder = self._rollout_folder()
         if start is Start.COLD:
             self._end_job()
             self._devices.wait_until_empty(EMPTY_DEVICE_TIMEOUT_S)
@@ -244,6 +250,7 @@ class VerlTrial(tune.Trainable):
             start=start.value,
             collective_timeout_s=COLLECTIVE_SHARE * protocol.step_timeout_s,
             keeps_first=can_be_hot(self._config["setting"]),
+            rollout_folder=rollout_folder,
         )
         self._run = JobRun(
             self._process,
@@ -268,6 +275,21 @@ class VerlTrial(tune.Trainable):
         except JobEnded:
             # The trial that it belonged to is over: nothing is known against its setting.
             self._end_job()
+
+    def _rollout_folder(self) -> str | None:
+        """Return where the kept rollout lies.
+
+        Raises:
+            TrialStartError: This node does not see the folder that the driver made: its trials
+                would train on a rollout of their own.
+        """
+        folder = self._spec.rollout_folder
+        if folder is not None and not folder.is_dir():
+            raise TrialStartError(
+                f"This node has no {folder}, which holds the rollout that all trials replay.",
+                "trial.fidelity: update needs output_dir in a folder that all nodes share.",
+            )
+        return None if folder is None else str(folder)
 
     def _can_restart(self) -> bool:
         return (

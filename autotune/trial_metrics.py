@@ -24,6 +24,7 @@ from autotune.metrics import (
     PHASES,
     PROBE_KL_AGAIN,
     PROFILED_STEP,
+    STEP_KEYS,
     STEP_PREFIX,
     phase_metric,
 )
@@ -169,8 +170,8 @@ class _Summary:
         self.set(name, reduction(values) if values else None, reason)
 
     def add_timed(self) -> None:
-        self._add_repeated("throughput_tokens_per_s_per_gpu", "perf/throughput")
-        self._add_repeated("step_s", "timing_s/step")
+        for name, key in STEP_KEYS.items():
+            self._add_repeated(name, key)
         for phase in PHASES:
             if self._reported(f"timing_s/{phase}"):
                 self._add_repeated(phase_metric(phase, "s"), f"timing_s/{phase}")
@@ -216,7 +217,8 @@ class _Summary:
         recorded, reason = self._collect(PROFILED_STEP, PROFILED)
         step_s = self.metrics["step_s"]
         slowdown = median(recorded) / step_s - 1 if recorded and step_s else None
-        self.set("profiler_slowdown_ratio", slowdown, reason if step_s else "no step was timed")
+        untimed = self.absent.get("step_s", "")
+        self.set("profiler_slowdown_ratio", slowdown, reason if step_s else untimed)
 
     def add_memory(self) -> None:
         for name in ("peak_memory_ratio", *MEMORY, "alloc_retries"):

@@ -140,10 +140,12 @@ def trials_of(sweep: Sweep, log_folder: Path, *, always_cold: bool = False) -> A
 
     resources = sweep.config.resources
     sweep_id = identity_of(log_folder.parent)
+    spec = TrialSpec.of(sweep, log_folder, sweep_id, always_cold=always_cold)
+    if spec.rollout_folder is not None:
+        # A node on which it is not seen does not share the sweep's folder.
+        spec.rollout_folder.mkdir(parents=True, exist_ok=True)
     return tune.with_resources(
-        tune.with_parameters(
-            VerlTrial, spec=TrialSpec.of(sweep, log_folder, sweep_id, always_cold=always_cold)
-        ),
+        tune.with_parameters(VerlTrial, spec=spec),
         # The trial actor itself needs nothing: it lives beside the first bundle.
         named_groups(sweep_id, [{}, *bundles(resources)], resources.strategy),
     )

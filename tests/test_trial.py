@@ -52,6 +52,7 @@ PROTOCOLS = {
     "hasty": dataclasses.replace(PROTOCOL, startup_timeout_s=5, step_timeout_s=3),
     "recovering": dataclasses.replace(PROTOCOL, recovery=RULES),
     "proving": dataclasses.replace(PROTOCOL, recovery=RULES),
+    "replaying": dataclasses.replace(PROTOCOL, fidelity="update"),
 }
 READY: dict[str, Any] = {"kind": "ready"}
 DONE: dict[str, Any] = {"kind": "done"}
@@ -112,6 +113,7 @@ class Actor:
             log_folder=folder / "logs",
             sweep_id=folder.name,
             always_cold=always_cold,
+            rollout_folder=folder / "kept_rollout" if protocol.replays_rollout else None,
             command=(sys.executable, str(STAND_IN), str(self.script)),
         )
         self._group = placement_group([{"CPU": 1}, {"CPU": 1}])
@@ -450,3 +452,26 @@ def test_the_trial_after_a_recovered_one_starts_cold(recovering: Actor) -> None:
     recovering.run()
     _, record = recovering.run(number=2)
     assert record.start is Start.COLD
+
+
+def test_a_trial_tells_its_job_where_the_kept_rollout_lies(
+    actor_of: Callable[[str], Actor],
+) -> None:
+    replaying = actor_of("replaying")
+    replaying.plays([COMPLETE])
+    folder = replaying.folder / "kept_rollout"
+    folder.mkdir()
+    _, record = replaying.run()
+    folder.rmdir()
+    assert record.state is TrialState.COMPLETE
+    assert replaying.requests()[0]["rollout_folder"] == str(folder)
+
+
+def test_a_node_that_does_not_see_the_kept_rollout_runs_no_trial(
+    actor_of: Callable[[str], Actor],
+) -> None:
+    replaying = actor_of("replaying")
+    replaying.plays([COMPLETE])
+    steps_run, record = replaying.run()
+    assert (steps_run, record.state) == ([], TrialState.INFRASTRUCTURE)
+    assert "needs output_dir in a folder that all nodes share" in record.cause

@@ -1,5 +1,6 @@
 """Metrics of a trial from its steps, and against the baseline, worked out by hand."""
 
+import dataclasses
 import math
 from collections.abc import Mapping
 
@@ -37,6 +38,24 @@ def test_throughput_is_the_median_of_measured_steps_alone() -> None:
         step(5, StepKind.PROFILED, metrics={"perf/throughput": 2.0}),
     ]
     assert summary(steps)[0][THROUGHPUT] == 20.0
+
+
+def test_a_trial_whose_rollout_was_replayed_has_the_speed_of_training_alone() -> None:
+    speed, time_s = "update_only_tokens_per_s_per_gpu", "update_only_s"
+    replayed = [
+        {"perf/throughput": None, "timing_s/step": None, f"autotune/{speed}": 8.0 * number}
+        for number in (1, 3, 2)
+    ]
+    steps = [
+        dataclasses.replace(one, absent=dict.fromkeys(("perf/throughput", "timing_s/step"), "why"))
+        for one in measured(*({**metrics, f"autotune/{time_s}": 2.0} for metrics in replayed))
+    ]
+    own = summarise(steps, startup_s=1.0, gpu_seconds=1.0)
+    assert (own.metrics[speed], own.metrics[time_s]) == (16.0, 2.0)
+    assert own.intervals.keys() == {speed, time_s}
+    assert (own.metrics[THROUGHPUT], own.metrics["step_s"]) == (None, None)
+    assert own.absent[THROUGHPUT] == own.absent["step_s"] == "step 2: why"
+    assert own.absent["profiler_slowdown_ratio"] == "step 2: why"
 
 
 def test_phases_are_medians_and_only_those_that_ran_are_listed() -> None:

@@ -20,8 +20,7 @@ from autotune.models.evidence import Array, Batch, Encoder, Evidence, Setting
 from autotune.models.memory import PEAK, PEAK_GIB, MemoryModel
 from autotune.models.step_time import (
     EXPOSED,
-    STEP,
-    THROUGHPUT,
+    TIMES,
     Regression,
     StepTimeModel,
     StepTimes,
@@ -182,7 +181,7 @@ class Promise:
         self._limits: dict[str, Regression] = {}
         if not self._measured:
             return
-        if goal.objective in (THROUGHPUT, STEP):
+        if goal.objective in TIMES:
             self._time = StepTimeModel(encoder, self._measured, goal.objective)
         else:
             batch = encoder.batch([trial.setting for trial in self._measured])

@@ -5,7 +5,7 @@ communication) plus exposed communication, and the two obey different knobs: the
 the micro-batch, the second with buckets, prefetch and resharding. Each is a regression of its
 logarithm (:mod:`autotune.models.gaussian_process`) over the knobs and their reciprocals, so that
 effects multiply; where communication was not measured, the step is one part. Times are relative:
-for throughput, seconds a token and GPU; for ``step_s``, seconds.
+for a throughput, seconds a token and GPU; else seconds.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,10 +14,13 @@ from types import MappingProxyType
 
 import numpy as np
 
+from autotune.metrics import STEP_KEYS
 from autotune.models.evidence import RECIPROCAL, Array, Batch, Encoder, Evidence
 from autotune.models.gaussian_process import GaussianProcess, Prior, usual_length
+from autotune.objective import is_maximised
 
-THROUGHPUT, STEP = "throughput_tokens_per_s_per_gpu", "step_s"
+TIMES = tuple(STEP_KEYS)
+"""Metrics that are a step's time, or tokens over it."""
 EXPOSED = "exposed_comm_ratio"
 
 _SHARE_FLOOR = 1e-3
@@ -119,14 +122,14 @@ class StepTimeModel:
     Args:
         encoder: Of the sweep's space.
         evidence: At least one has the metric.
-        metric: :data:`THROUGHPUT` or :data:`STEP`.
+        metric: One of :data:`TIMES`.
     """
 
     def __init__(self, encoder: Encoder, evidence: Sequence[Evidence], metric: str) -> None:
         timed = [trial for trial in evidence if trial.metrics.get(metric, 0.0) > 0]
         assert timed, f"no trial measured {metric}"
         batch = encoder.batch([trial.setting for trial in timed])
-        sign = -1.0 if metric == THROUGHPUT else 1.0
+        sign = -1.0 if is_maximised(metric) else 1.0
         times = sign * np.log([trial.metrics[metric] for trial in timed])
         odds = _log_odds(encoder, timed)
         self._exposed: Regression | None = None

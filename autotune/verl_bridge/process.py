@@ -20,6 +20,7 @@ import time
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -56,6 +57,8 @@ class JobRequest:
     """How long a collective of verl's workers may wait."""
     keeps_first: bool
     """Whether a later request may be ``hot``: the workers then keep their first weights."""
+    rollout_folder: str | None
+    """Holds the rollout that every step replays; None generates in every step."""
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))
@@ -108,6 +111,7 @@ class Job:
                 profiled_steps=request.profiled_steps,
                 keeps_engines=request.start == "hot",
             )
+        self._runner.trainer.keep_rollout(self._runner.agent_loop_manager)
         self._events.send(READY)
         self._runner.trainer.fit(self._runner.agent_loop_manager)
         self._events.send(DONE)
@@ -163,6 +167,7 @@ class Job:
         from verl.utils.logging_utils import configure_verl_logging
 
         from autotune.errors import TrialStartError
+        from autotune.verl_bridge.kept_rollout import KeptRollout
         from autotune.verl_bridge.plugin import missing_registrations
         from autotune.verl_bridge.trainer import TrialTrainer
 
@@ -178,6 +183,7 @@ class Job:
         task_runner: Any = TaskRunnerV1
         runner = task_runner.__ray_actor_class__()
         runner.config = config
+        folder = request.rollout_folder
         self._events.send_phase("transfer_queue")
         transfer_queue.init(config.transfer_queue)
         runner.trainer = TrialTrainer(
@@ -191,6 +197,7 @@ class Job:
             probes=request.probes,
             collective_timeout_s=request.collective_timeout_s,
             keeps_first=request.keeps_first,
+            kept=None if folder is None else KeptRollout(Path(folder)),
         )
         runner.trainer.init()
         self._events.send_phase("agent_loop")

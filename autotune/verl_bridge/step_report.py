@@ -1,8 +1,8 @@
 """From what the ranks measured of one step, and of the probe, to the step's metrics.
 
 Runs in the trial's verl process. Pure functions over what each worker returned; times of different
-ranks are brought to one clock here. Metrics are named in
-:mod:`autotune.metrics`; verl's own are not looked at, but for the weight sync's time.
+ranks are brought to one clock here. Metrics are named in :mod:`autotune.metrics`. Of verl's own
+metrics only times and tokens are looked at, and those that a replayed rollout makes untrue.
 """
 
 from collections import defaultdict
@@ -26,7 +26,9 @@ from autotune.metrics import (
     PEAK_MEMORY,
     PROBE_KL_AGAIN,
     PROFILED_STEP,
+    STEP_KEYS,
     STEP_PREFIX,
+    UPDATE_ONLY_PHASES,
     phase_metric,
 )
 
@@ -40,6 +42,14 @@ PROBE_KL = f"{STEP_PREFIX}probe_kl"
 RANK_DIVERGENCE = f"{STEP_PREFIX}rank_divergence"
 
 StepValues = dict[str, float | list[float] | None]
+
+_OF_WHOLE_STEPS = ("perf/throughput", "perf/time_per_step", "timing_s/step")
+_OF_GENERATION = ("timing_s/gen", "timing_per_token_ms/gen")
+_KL_TO_REFERENCE = ("actor/kl_loss", "actor/reward_kl_penalty")
+_AGAINST_ROLLOUT = ("training/rollout_probs_diff", "training/rollout_actor_probs", "rollout_corr/")
+"""Beginnings of verl's metrics that compare the policy with the rollout that it made."""
+_NO_WHOLE_STEP = "update-only: the rollout was replayed, the step is not a whole one"
+_OFF_POLICY = "update-only: the rollout was replayed, its tokens are the first policy's"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,6 +100,48 @@ def step_metrics(
     if traces:
         _add_communication(ranks, traces, weight_sync_s, metrics, reasons)
     return metrics, reasons
+
+
+def update_only_metrics(metrics: Mapping[str, float], num_ranks: int) -> StepValues:
+    """Return time and speed of the phases that train.
+
+    Args:
+        metrics: verl's, of one step.
+        num_ranks: Ranks of the job.
+    """
+    phases = [f"timing_s/{phase}" for phase in UPDATE_ONLY_PHASES]
+    time_s = sum(metrics[phase] for phase in phases if phase in metrics)
+    speed = metrics["perf/total_num_tokens"] / (time_s * num_ranks)
+    return {
+        STEP_KEYS["update_only_s"]: time_s,
+        STEP_KEYS["update_only_tokens_per_s_per_gpu"]: speed,
+    }
+
+
+def replayed(metrics: Mapping[str, float], step: int) -> tuple[dict[str, float | None], Reasons]:
+    """Return verl's metrics of a step whose rollout was replayed, and why absent ones are absent.
+
+    The rollout is that of the first weights, which are the policy's in the first step only. The
+    old log-probabilities are of the step's own weights in every step: what compares with them
+    (``actor/ppo_kl``, k(r,t)) means what it always means.
+
+    Args:
+        metrics: verl's.
+        step: 1 is the first.
+    """
+    untrue = dict.fromkeys((name for name in _OF_WHOLE_STEPS if name in metrics), _NO_WHOLE_STEP)
+    if step > 1:
+        untrue |= {
+            name: _OFF_POLICY
+            for name in metrics
+            if name in _KL_TO_REFERENCE or name.startswith(_AGAINST_ROLLOUT)
+        }
+    left = {
+        name: None if name in untrue else value
+        for name, value in metrics.items()
+        if name not in _OF_GENERATION
+    }
+    return left, untrue
 
 
 def probe_metrics(ranks: "Sequence[ProbeOfRank | str]") -> tuple[StepValues, Reasons]:

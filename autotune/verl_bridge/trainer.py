@@ -2,13 +2,16 @@
 with another setting.
 
 Runs in the trial's verl process. The PPO step is verl's own; around it every rank is asked for its
-measurements, and the step's metrics are handed to a callback instead of a logger's backend.
+measurements, and the step's metrics are handed to a callback instead of a logger's backend. Where
+a rollout is kept, it is generated before the first step of the first job only; no step generates or
+hands weights to the rollout, which sleeps: nobody would read them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import transfer_queue as tq
 from omegaconf import DictConfig
 from ray.util.placement_group import PlacementGroup
 from verl.trainer.ppo.v1 import trainer_base
@@ -22,13 +25,21 @@ from autotune.measure.communication import Reasons
 from autotune.verl_bridge.consistency_probe import ProbeOfRank, ProbeSettings
 from autotune.verl_bridge.first_state import READ_WITH_EVERY_BATCH
 from autotune.verl_bridge.group_workers import ExistingGroupManager, group_workers
+from autotune.verl_bridge.kept_rollout import (
+    PARTITION,
+    KeptRollout,
+    ReplayedRollout,
+    RolloutBatch,
+)
 from autotune.verl_bridge.phases import PhaseCallback, PhasedTrainer
 from autotune.verl_bridge.startup_times import as_metrics, slowest
 from autotune.verl_bridge.step_report import (
     StepValues,
     divergence_metrics,
     probe_metrics,
+    replayed,
     step_metrics,
+    update_only_metrics,
 )
 
 _NO_PROBE = "trial.consistency_probe is false"
@@ -60,6 +71,7 @@ class TrialTrainer(PhasedTrainer):
         collective_timeout_s: How long a collective of the workers may wait.
         keeps_first: Whether the first weights are kept on the host, for restarts that keep the
             engines.
+        kept: The sweep's rollout, which every step replays; None generates in every step.
     """
 
     def __init__(
@@ -73,6 +85,7 @@ class TrialTrainer(PhasedTrainer):
         probes: bool,
         collective_timeout_s: float,
         keeps_first: bool,
+        kept: KeptRollout | None,
     ) -> None:
         super().__init__(config)
         self._placement_group = placement_group
@@ -80,7 +93,9 @@ class TrialTrainer(PhasedTrainer):
         self.on_phase = on_phase
         self._profiled_steps = set(profiled_steps)
         self._probes = probes
-        self._rollout_sleeps = False
+        # verl lets it sleep until the first weights arrive.
+        self._rollout_sleeps = True
+        self._kept = kept
         self._collective_timeout_s = collective_timeout_s
         self._keeps_first = keeps_first
         self._is_left = False
@@ -119,12 +134,38 @@ class TrialTrainer(PhasedTrainer):
             self._rebuild()
         self._begin_trial()
         self.global_steps = 0
-        self._rollout_sleeps = False
         self.on_init_end()
 
     def leave(self) -> None:
         """Let ``fit`` return after the step that runs; safe from another thread."""
         self._is_left = True
+
+    def keep_rollout(self, agent_loop_manager: Any) -> None:
+        """Generate the rollout of every step with the first weights, where it is to be replayed and
+        no job has done so yet."""
+        if self._kept is None or self._kept.is_there:
+            return
+        self.agent_loop_manager = agent_loop_manager
+        with self._kept.written() as draft:
+            for step in range(1, self.total_training_steps + 1):
+                self.global_steps = step
+                draft.write(step, self._generate())
+        self.global_steps = 0
+        self._sleep_rollout()
+
+    def _generate(self) -> RolloutBatch:
+        """Return what verl would train on in this step."""
+        super().prepare_step()
+        sampled, _ = self.replay_buffer.sample(
+            global_steps=self.global_steps,
+            partition_id=PARTITION,
+            batch_size=self.config.data.train_batch_size,
+        )
+        self._refuse_missing_answers()
+        fields = tq.kv_batch_get(keys=sampled.keys, partition_id=PARTITION)
+        batch = RolloutBatch.of(sampled.keys, sampled.tags, fields)
+        tq.kv_clear(keys=sampled.keys, partition_id=PARTITION)
+        return batch
 
     def _put_back(self) -> None:
         if self.use_critic:
@@ -187,31 +228,44 @@ class TrialTrainer(PhasedTrainer):
             self.on_phase("probe")
             ranks = self.actor_rollout_wg.run_probe(self._probe_settings())
         self._probe = probe_metrics(ranks)
-        super().on_init_end()
+        if self._kept is None or not self._kept.is_there:
+            super().on_init_end()
+            self._rollout_sleeps = False
 
     def on_train_begin(self) -> None:
         super().on_train_begin()
         backends: dict[str, Any] = self.logger.logger
         backends["autotune"] = _MetricsLogger(self)
+        if self._kept is not None:
+            self.replay_buffer = ReplayedRollout(self._kept)
+            self.replay_buffer.load(self.global_steps)
 
     def on_step_begin(self) -> None:
         super().on_step_begin()
         self.actor_rollout_wg.begin_step(self.global_steps in self._profiled_steps)
 
+    def prepare_step(self) -> dict[str, Any]:
+        return {} if self._kept is not None else super().prepare_step()
+
     def on_sample_end(self) -> None:
+        self._refuse_missing_answers()
+        if self._kept is None:
+            super().on_sample_end()
+
+    def _refuse_missing_answers(self) -> None:
         # verl trains on what is left where prompts failed (replay_buffer.py): no measurement.
-        failed = self.replay_buffer.failure_keys["train"]
+        failed = self.replay_buffer.failure_keys[PARTITION]
         if failed:
             raise RolloutFailedError(
                 f"The rollout failed for {len(failed)} of {self.config.data.train_batch_size} "
                 f"prompts of step {self.global_steps}."
             )
-        super().on_sample_end()
 
     def on_step_end(self) -> None:
         if self.global_steps in self._profiled_steps:
             self.actor_rollout_wg.stop_profiler()
-        super().on_step_end()
+        if self._kept is None:
+            super().on_step_end()
 
     def report(self, step: int, data: Mapping[str, Any]) -> None:
         """Add the ranks' measurements to a step's metrics and hand them on."""
@@ -221,9 +275,13 @@ class TrialTrainer(PhasedTrainer):
         values, absent = step_metrics(
             self.actor_rollout_wg.end_step(),
             device=self.config.trainer.device,
-            weight_sync_s=metrics["timing_s/update_weights"],
+            weight_sync_s=0.0 if self._kept is not None else metrics["timing_s/update_weights"],
             why_no_kl=self._why_no_kl(),
         )
+        values.update(update_only_metrics(metrics, self._get_n_gpus_for_throughput()))
+        if self._kept is not None:
+            metrics, reasons = replayed(metrics, step)
+            absent.update(reasons)
         if step == 1:
             values.update(as_metrics(slowest(self.actor_rollout_wg.startup_s())))
         for own, reasons in self._probe_metrics(step):
@@ -234,6 +292,8 @@ class TrialTrainer(PhasedTrainer):
             # fit's loop ends after this many steps. Set between two steps only: verl saves,
             # validates and reports by it.
             self.total_training_steps = step
+        if self._kept is not None and step < self.total_training_steps:
+            self.replay_buffer.load(step + 1)
 
     def _probe_metrics(self, step: int) -> list[tuple[StepValues, Reasons]]:
         """Return what the probe adds to a step: to the first and to the last one."""

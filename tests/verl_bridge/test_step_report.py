@@ -10,7 +10,9 @@ from autotune.verl_bridge.step_report import (
     RankStep,
     divergence_metrics,
     probe_metrics,
+    replayed,
     step_metrics,
+    update_only_metrics,
 )
 from autotune.verl_bridge.worker_phases import PhaseOfRank
 
@@ -190,3 +192,45 @@ def test_one_rank_has_no_divergence() -> None:
     own, absent = divergence_metrics([[0.0]])
     assert own == {"autotune/rank_divergence": None}
     assert absent == {"autotune/rank_divergence": "one rank cannot differ from itself"}
+
+
+VERLS = {
+    "perf/throughput": 50.0,
+    "perf/time_per_step": 10.0,
+    "perf/total_num_tokens": 1000.0,
+    "timing_s/step": 10.0,
+    "timing_s/gen": 4.0,
+    "timing_per_token_ms/gen": 4.0,
+    "timing_s/old_log_prob": 1.0,
+    "timing_s/update_actor": 3.0,
+    "timing_s/update_weights": 1.0,
+    "actor/grad_norm": 0.5,
+    "actor/kl_loss": 0.01,
+    "actor/ppo_kl": 0.0,
+    "training/rollout_probs_diff_mean": 1e-3,
+}
+
+
+def test_the_phases_that_train_are_timed_without_generation_and_weight_sync() -> None:
+    # 1000 tokens in 1 + 3 s on 2 ranks
+    assert update_only_metrics(VERLS, 2) == {
+        "autotune/update_only_s": 4.0,
+        "autotune/update_only_tokens_per_s_per_gpu": 125.0,
+    }
+
+
+def test_a_replayed_step_has_no_time_of_a_whole_one_and_did_not_generate() -> None:
+    metrics, reasons = replayed(VERLS, 1)
+    whole = ["perf/throughput", "perf/time_per_step", "timing_s/step"]
+    assert [name for name, value in metrics.items() if value is None] == whole
+    assert list(reasons) == whole and "the rollout was replayed" in reasons["timing_s/step"]
+    assert "timing_s/gen" not in metrics and "timing_per_token_ms/gen" not in metrics
+    assert metrics["actor/kl_loss"] == 0.01
+
+
+def test_from_the_second_step_on_a_replayed_rollout_is_not_the_policys() -> None:
+    metrics, reasons = replayed(VERLS, 2)
+    for name in ("actor/kl_loss", "training/rollout_probs_diff_mean"):
+        assert metrics[name] is None
+        assert "its tokens are the first policy's" in reasons[name]
+    assert (metrics["actor/ppo_kl"], metrics["actor/grad_norm"]) == (0.0, 0.5)
