@@ -18,6 +18,7 @@ from autotune.errors import BadInputError
 from autotune.hypotheses import check_hypotheses
 from autotune.knobs import KnobValue
 from autotune.launch_script import LaunchScript, read_launch_script
+from autotune.metrics import WHOLE_STEP
 from autotune.redaction import mask, written_secrets
 from autotune.settings import (
     DEVICES,
@@ -65,6 +66,21 @@ class Sweep:
     def job_overrides(self, params: Mapping[str, KnobValue]) -> list[str]:
         """Return all Hydra overrides of the job that runs a setting."""
         return [*self.base_overrides, *self.space.overrides(params)]
+
+    def of_whole_steps(self) -> "Sweep":
+        """Return the sweep whose jobs run whole PPO steps: what confirms its trials, whatever these
+        replayed."""
+        if not self.config.trial.replays_rollout:
+            return self
+        metric = self.config.objective.metric
+        config = dataclasses.replace(
+            self.config,
+            trial=dataclasses.replace(self.config.trial, fidelity="full"),
+            objective=dataclasses.replace(
+                self.config.objective, metric=WHOLE_STEP.get(metric, metric)
+            ),
+        )
+        return dataclasses.replace(self, config=config)
 
 
 def load_sweep(

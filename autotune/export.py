@@ -153,7 +153,7 @@ def files_of(
     lines = [*header(data, choice, str(out.resolve()))]
     block = "\n".join([*(f"# {line}".rstrip() for line in lines), claim_line(data, choice)])
     said = changes(choice, data.trials, objective)
-    note = [lines[0], *verdict_lines(choice, objective), f"Changed settings: see {DIFF_FILE}."]
+    note = [lines[0], *verdict_lines(choice, data.config), f"Changed settings: see {DIFF_FILE}."]
     script = _script(base, [*base.measured, *tuned], note)
     texts = {
         OVERRIDES_FILE: _overrides_text(block, base, tuned, said),

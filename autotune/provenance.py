@@ -14,7 +14,8 @@ from autotune.knobs import KNOBS
 from autotune.metrics import METRICS
 from autotune.objective import TrialRecord, TrialState
 from autotune.report.reading import SweepData
-from autotune.report.text import format_value
+from autotune.report.text import fidelity_note, format_value
+from autotune.settings import SweepConfig
 from autotune.verification import CandidateResult, Decision, Estimate, Verification
 
 CLAIM_MARK = "# autotune-claim: "
@@ -48,7 +49,7 @@ def header(data: SweepData, choice: Choice, folder: str) -> list[str]:
         f"Settings for verl, found by verl-autotune {versions.get('verl-autotune', '')}{commit}: "
         f"sweep '{data.config.name}', trial {choice.record.number}.",
         "",
-        *verdict_lines(choice, data.config.objective.metric),
+        *verdict_lines(choice, data.config),
         "",
         "Constraints:",
         *constraint_lines(data, choice),
@@ -61,26 +62,28 @@ def header(data: SweepData, choice: Choice, folder: str) -> list[str]:
     ]
 
 
-def verdict_lines(choice: Choice, objective: str) -> list[str]:
-    """Say how much better the setting is, and how sure that is."""
+def verdict_lines(choice: Choice, config: SweepConfig) -> list[str]:
+    """Say how much better the setting is, how sure that is, and what the trials measured."""
+    objective, note = config.objective.metric, fidelity_note(config.trial.fidelity)
     gain, candidate = choice.gain_ratio, choice.candidate
     lines = []
     if choice.doubts:
         lines.append("UNPROVEN, exported with --allow-unproven:")
         lines += [f"  {doubt}" for doubt in choice.doubts]
     elif gain is not None and candidate is not None and choice.verification is not None:
+        proven = choice.verification.objective
         lines.append(
-            f"PROVEN: {gain.value:.3g} times the base job in {objective}, 95 % interval "
+            f"PROVEN: {gain.value:.3g} times the base job in {proven}, 95 % interval "
             f"{gain.low:.3g} to {gain.high:.3g} ({gain.num_jobs} pairs of cold jobs, interleaved)."
         )
         for name, measured in (
             ("base job", choice.verification.baseline),
             ("this setting", candidate.objective),
         ):
-            lines.append(f"  {name}: {_shown(objective, measured)}")
+            lines.append(f"  {name}: {_shown(proven, measured)}")
     before, after = choice.baseline.value(objective), choice.record.value(objective)
     lines.append(
-        "In the sweep, one job each: "
+        f"In the sweep, one job each{f' ({note})' if note else ''}: "
         f"base job {format_value(objective, before)}, trial {choice.record.number} "
         f"{format_value(objective, after)}."
     )
@@ -128,12 +131,14 @@ def changes(
 
 def claim_line(data: SweepData, choice: Choice) -> str:
     """Return the line that a program reads: what this export claims."""
-    gain = choice.gain_ratio
+    gain, verification = choice.gain_ratio, choice.verification
     claim: dict[str, Any] = {
         "claim_version": CLAIM_VERSION,
         "sweep": data.config.name,
         "trial": choice.record.number,
-        "objective": data.config.objective.metric,
+        "objective": verification.objective
+        if gain is not None and verification is not None
+        else data.config.objective.metric,
         "proven": not choice.doubts,
         "gain_ratio": None if gain is None else [gain.low, gain.value, gain.high],
     }

@@ -76,6 +76,7 @@ def outline_of(sweep: Sweep) -> SweepOutline:
         num_trials=sweep.config.search.num_trials,
         steps_per_trial=num_steps(sweep.config.trial),
         max_concurrent=sweep.config.search.max_concurrent,
+        fidelity=sweep.config.trial.fidelity,
     )
 
 

@@ -1,9 +1,10 @@
 """Measuring the best settings and the baseline again, in cold jobs, interleaved.
 
-Runs in the driver. A Ray Tune searcher walks a fixed schedule; what to run next and what the jobs
-prove is :class:`autotune.comparison.Comparison`, derived from the records alone, so that an
-interrupted verification goes on when it is started again. Appends to ``verify.jsonl`` and writes
-``verification.json`` in the sweep's folder.
+Runs in the driver. Its jobs run whole steps, also where the sweep's trials replayed their rollout,
+and what they compare is the objective of whole steps. A Ray Tune searcher walks a fixed schedule;
+what to run next and what the jobs prove is :class:`autotune.comparison.Comparison`, derived from
+the records alone, so that an interrupted verification goes on when it is started again. Appends to
+``verify.jsonl`` and writes ``verification.json`` in the sweep's folder.
 """
 
 import dataclasses
@@ -163,7 +164,7 @@ def file_candidate(sweep: Sweep, path: Path) -> tuple[Candidate, list[str]]:
 
 def plan_name(sweep: Sweep, candidates: Sequence[Candidate], attempt: int) -> str:
     """Return a name that is equal exactly where jobs may be counted together."""
-    config = sweep.config
+    config = sweep.of_whole_steps().config
     content = [
         [sweep.base_overrides, [dataclasses.asdict(candidate) for candidate in candidates]],
         [dataclasses.asdict(part) for part in (config.trial, config.verify, config.resources)],
@@ -207,7 +208,7 @@ class Verifier:
         attempt: int,
         claim: dict[str, Any] | None = None,
     ) -> None:
-        self._sweep = sweep
+        self._sweep = sweep.of_whole_steps()
         self._store = store
         self._console = console
         self._claim = claim

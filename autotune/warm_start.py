@@ -17,6 +17,7 @@ from typing import Any
 
 from autotune.config import Sweep
 from autotune.errors import BadInputError
+from autotune.metrics import WHOLE_STEP
 from autotune.mirror import stored_files
 from autotune.models.evidence import Evidence
 from autotune.models.promise import Goal
@@ -85,6 +86,7 @@ def circumstances(
         "world size": {"nodes": resources.nodes, "ranks_per_node": resources.ranks_per_node},
         "versions": {name: versions[name] for name in _VERSIONS if name in versions},
         "workload": {key: base[key] for key in _WORKLOAD if key in base},
+        "fidelity": {"trial.fidelity": sweep.config.trial.fidelity},
     }
 
 
@@ -169,7 +171,7 @@ def _read(
     usable = [_moved(record, records[0].setting, space, constraints) for record in records]
     kept = [record for record in usable if record is not None]
     difference = _difference(folder, own)
-    suggested = _best(kept, goal.objective)
+    suggested = _best(kept, _measured_objective(kept, goal.objective))
     if difference:
         text = f"{len(suggested)} suggestion(s) only: another {' and '.join(difference)}"
         return WarmStart(evidence=[], suggested=suggested, lines=[f"{folder}: {text}."])
@@ -217,6 +219,13 @@ def _moved(
         violations=violations,
         feasible=satisfied and record.state is TrialState.COMPLETE,
     )
+
+
+def _measured_objective(records: Sequence[TrialRecord], objective: str) -> str:
+    """Return the objective, or, where only the other fidelity's was measured, that one."""
+    other = {whole: part for part, whole in WHOLE_STEP.items()}.get(objective, objective)
+    is_measured = any(record.value(objective) is not None for record in records)
+    return objective if is_measured else other
 
 
 def _best(records: Sequence[TrialRecord], objective: str) -> list[Setting]:

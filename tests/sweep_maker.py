@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from autotune.config import to_yaml
-from autotune.knobs import KnobValue
+from autotune.knobs import ROLLOUT_KNOBS, KnobValue
 from autotune.objective import (
     StepKind,
     StepRecord,
@@ -35,6 +35,7 @@ from autotune.settings import (
 )
 from autotune.store import BEST_FILE, CONFIG_FILE, LOG_FOLDER, VERSIONS_FILE, SweepStore
 from autotune.trial_metrics import summarise
+from autotune.verl_bridge.step_report import replayed, update_only_metrics
 
 Setting = dict[str, KnobValue]
 
@@ -42,6 +43,7 @@ MICRO, SCORING = "ppo_micro_batch_size_per_gpu", "log_prob_micro_batch_size_per_
 RESHARD, CHECKPOINTING = "reshard_after_forward", "enable_gradient_checkpointing"
 MEMORY, EAGER = "rollout_gpu_memory_utilization", "rollout_enforce_eager"
 THROUGHPUT = "throughput_tokens_per_s_per_gpu"
+UPDATE_ONLY_THROUGHPUT = "update_only_tokens_per_s_per_gpu"
 BASELINE: Setting = {
     MICRO: 4,
     SCORING: 4,
@@ -86,6 +88,8 @@ class SweepSpec:
     profiled_steps: int = 1
     with_best: bool = True
     device: str = "gpu"
+    fidelity: str = "full"
+    """With ``update``, the knobs of training alone are swept, and steps replay their rollout."""
 
 
 def make_sweep(folder: Path, spec: SweepSpec) -> SweepStore:
@@ -106,7 +110,7 @@ def make_sweep(folder: Path, spec: SweepSpec) -> SweepStore:
             lane = lanes.index(min(lanes))
             record = run_trial(store, number, setting, config, lanes[lane], random_numbers)
             lanes[lane] = datetime.fromisoformat(record.ended_at)
-        if spec.with_best and best_feasible(store.read_trials(), THROUGHPUT) is not None:
+        if spec.with_best and best_feasible(store.read_trials(), config.objective.metric):
             store.write(BEST_FILE, "defaults: [ppo_trainer, _self_]\n")
     (store.folder / LOG_FOLDER).mkdir(exist_ok=True)
     (store.folder / LOG_FOLDER / "trial_0000.log").write_text(LOG)
@@ -122,7 +126,11 @@ def make_config(spec: SweepSpec, folder: Path) -> SweepConfig:
             overrides=["data.train_batch_size=2048", "actor_rollout_ref.model.path=Qwen2.5-7B"],
         ),
         resources=ResourcesConfig(nodes=1, ranks_per_node=NUM_RANKS, device=spec.device),
-        knobs={name: DomainConfig(choices=list(values)) for name, values in CHOICES.items()},
+        knobs={
+            name: DomainConfig(choices=list(values))
+            for name, values in CHOICES.items()
+            if spec.fidelity == "full" or name not in ROLLOUT_KNOBS
+        },
         trial=TrialConfig(
             warmup_steps=1,
             measured_steps=4,
@@ -130,6 +138,7 @@ def make_config(spec: SweepSpec, folder: Path) -> SweepConfig:
             seed=1,
             startup_timeout_s=600,
             step_timeout_s=600,
+            fidelity=spec.fidelity,
         ),
         search=SearchConfig(
             sampler="tpe",
@@ -138,7 +147,9 @@ def make_config(spec: SweepSpec, folder: Path) -> SweepConfig:
             seed=1,
             num_startup_trials=5,
         ),
-        objective=ObjectiveConfig(),
+        objective=ObjectiveConfig(
+            metric=THROUGHPUT if spec.fidelity == "full" else UPDATE_ONLY_THROUGHPUT
+        ),
         constraints=[ConstraintConfig(metric=name, max=limit) for name, limit in spec.limits],
         output_dir=str(folder),
     )
@@ -161,6 +172,8 @@ def run_trial(
         _step(number, index, kind, setting, random_numbers)
         for index, kind in enumerate(kinds if state is TrialState.COMPLETE else [], start=1)
     ]
+    if config.trial.replays_rollout:
+        steps = [_replayed(step) for step in steps]
     for step in steps:
         store.append_step(step)
     startup_s = random_numbers.uniform(150, 190)
@@ -169,12 +182,14 @@ def run_trial(
         steps, startup_s=startup_s if steps else None, gpu_seconds=wall_s * NUM_RANKS
     )
     violations, kept = evaluate(own.metrics, config.constraints)
+    overrides = _overrides(setting)
+    setting = {name: value for name, value in setting.items() if name in config.knobs}
     record = TrialRecord(
         number=number,
         state=state,
         params=setting,
         setting=setting,
-        overrides=_overrides(setting),
+        overrides=overrides,
         metrics=own.metrics,
         absent=own.absent,
         intervals=own.intervals,
@@ -273,6 +288,15 @@ def _step(
             "autotune/comm_to_compute_ratio": exposed + 0.2,
         }
     return StepRecord(number=number, attempt=0, step=index, kind=kind, metrics=metrics)
+
+
+def _replayed(step: StepRecord) -> StepRecord:
+    """A step as a job reports it that replays its rollout."""
+    verls = {name: v for name, v in step.metrics.items() if isinstance(v, float)}
+    left, absent = replayed(verls, step.step)
+    own = update_only_metrics({**verls, "perf/total_num_tokens": STEP_TOKENS}, NUM_RANKS)
+    kept = {name: v for name, v in step.metrics.items() if name not in verls}
+    return replace(step, metrics={**left, **kept, **own}, absent=absent)
 
 
 def _overrides(setting: Setting) -> list[str]:

@@ -31,6 +31,7 @@ from autotune.provenance import read_claim
 from autotune.settings import (
     BaseJobConfig,
     DomainConfig,
+    ObjectiveConfig,
     ResourcesConfig,
     SearchConfig,
     SweepConfig,
@@ -49,6 +50,7 @@ from autotune.verification import Decision
 from autotune.verl_bridge.config_file import compose_file, differences
 from autotune.verl_bridge.overrides import compose_base
 
+UPDATE_ONLY = "update_only_tokens_per_s_per_gpu"
 MICRO, SCORING = "ppo_micro_batch_size_per_gpu", "log_prob_micro_batch_size_per_gpu"
 KEY = f"actor_rollout_ref.actor.{MICRO}"
 SCORING_KEYS = [f"actor_rollout_ref.{role}.{SCORING}" for role in ("rollout", "ref")]
@@ -113,13 +115,15 @@ def make_folder(
     decision: Decision | None = Decision.PROVEN,
     base: Sequence[str] = BASE,
     script: str | None = None,
+    fidelity: str = "full",
 ) -> Path:
     config = SweepConfig(
         name="tiny",
         base=BaseJobConfig(config_name="ppo_trainer", overrides=list(base)),
         resources=ResourcesConfig(nodes=1, ranks_per_node=2, device="cpu"),
         knobs={name: DomainConfig(choices=[1, 4, 8, 16]) for name in (MICRO, SCORING)},
-        trial=PROTOCOL,
+        trial=dataclasses.replace(PROTOCOL, fidelity=fidelity),
+        objective=ObjectiveConfig(metric=OBJECTIVE if fidelity == "full" else UPDATE_ONLY),
         search=SearchConfig(
             sampler="tpe", num_trials=4, max_concurrent=1, seed=1, num_startup_trials=2
         ),
@@ -181,6 +185,26 @@ def test_the_head_says_how_sure_it_is_where_and_with_what_it_was_measured(proven
     assert "Links (gloo): all-gather 1 GB/s after 100 us, calibrated 2026-01-01." in text
     claim = read_claim(text)
     assert claim is not None and claim["gain_ratio"] == [1.4, 1.5, 1.6] and claim["proven"]
+
+
+def test_the_head_says_that_the_sweeps_trials_replayed_their_rollout(tmp_path: Path) -> None:
+    trials = [
+        dataclasses.replace(
+            record, metrics={UPDATE_ONLY: record.metrics[OBJECTIVE], LIMIT.metric: 0.1}
+        )
+        for record in TRIALS
+    ]
+    folder = make_folder(tmp_path, trials=trials, script=SCRIPT, fidelity="update")
+    export(folder, folder / "out", allow_unproven=False)
+    for name in (BEST_FILE, OVERRIDES_FILE, SCRIPT_FILE):
+        text = (folder / "out" / name).read_text()
+        assert f"PROVEN: 1.5 times the base job in {OBJECTIVE}, 95 % interval" in text
+        assert (
+            "In the sweep, one job each (update-only: rollout replayed): base job 100 update-only "
+            "tokens/s/GPU, trial 3 150 update-only tokens/s/GPU." in text
+        )
+    claim = read_claim((folder / "out" / BEST_FILE).read_text())
+    assert claim is not None and claim["objective"] == OBJECTIVE
 
 
 def test_the_overrides_are_the_same_job(proven: Path) -> None:

@@ -112,6 +112,7 @@ class Bench:
             start=start.value,
             collective_timeout_s=COLLECTIVE_SHARE * PROTOCOL.step_timeout_s,
             keeps_first=True,
+            rollout_folder=None,
         )
         return JobRun(
             self.process,

@@ -7,12 +7,12 @@ import pytest
 import yaml
 from test_config import SweepFile
 
-from autotune.config import Sweep
+from autotune.config import Sweep, to_yaml
 from autotune.errors import SweepError
 from autotune.models.calibration import Calibration, CollectiveCost
 from autotune.models.calibration_record import CalibrationRecord
 from autotune.store import TRIALS_FILE
-from autotune.sweep import opened, with_calibration, with_this_run
+from autotune.sweep import identity, opened, with_calibration, with_this_run
 from autotune.verl_bridge.overrides import leaves
 from autotune.versions import versions
 
@@ -93,3 +93,11 @@ def test_the_versions_of_every_run_are_kept(tmp_path: Path) -> None:
     path.write_text(with_this_run(path))
     runs = yaml.safe_load(path.read_text())
     assert [run["versions"] for run in runs] == [dict(versions())] * 2
+
+
+def test_a_sweep_under_another_fidelity_is_another_sweep(file: SweepFile) -> None:
+    objective = "objective.metric=update_only_s"
+    full = to_yaml(file.load(objective, "search.num_trials=5").config)
+    assert identity(full) == identity(to_yaml(file.load(objective).config))
+    update = to_yaml(file.load(objective, "trial.fidelity=update").config)
+    assert identity(full) != identity(update)

@@ -19,6 +19,7 @@ from autotune.config import Sweep
 from autotune.errors import BadInputError, SweepError
 from autotune.objective import RECORD, TrialRecord, TrialState
 from autotune.report.verify_text import verification_text
+from autotune.settings import ObjectiveConfig
 from autotune.store import VERIFICATION_FILE, SweepStore
 from autotune.verification import Decision, VerifyJob, read_verification
 from autotune.verify import (
@@ -96,6 +97,22 @@ def test_a_faster_setting_is_proven_and_written(sweep: Sweep, store: SweepStore)
     assert found.candidates[0].decision is Decision.PROVEN
     assert read_verification(store.folder / VERIFICATION_FILE) == found
     assert "trial 3: PROVEN, the winner. 1.5 [" in verification_text(found)
+
+
+def test_a_sweep_that_replays_its_rollout_is_verified_on_whole_steps(
+    sweep: Sweep, store: SweepStore
+) -> None:
+    config = dataclasses.replace(
+        sweep.config,
+        trial=dataclasses.replace(sweep.config.trial, fidelity="update"),
+        objective=ObjectiveConfig(metric="update_only_tokens_per_s_per_gpu"),
+    )
+    begun = verifier(dataclasses.replace(sweep, config=config), store)
+    assert begun._sweep.config == sweep.config
+    play(begun, store, 8)
+    found = begun.run()
+    assert found is not None and (found.objective, found.winner) == (OBJECTIVE, 3)
+    assert "8 cold jobs of whole steps" in verification_text(found)
 
 
 def test_a_slower_setting_is_worse(sweep: Sweep, store: SweepStore) -> None:

@@ -1,6 +1,7 @@
 """What an earlier sweep gives: evidence where all is alike, else suggestions; never silently."""
 
 import copy
+import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,6 +26,7 @@ OWN: dict[str, dict[str, Any]] = {
     "world size": {"nodes": 1, "ranks_per_node": 2},
     "versions": {"verl": "0.9.1"},
     "workload": {"data.train_batch_size": 64},
+    "fidelity": {"trial.fidelity": "full"},
 }
 SETTINGS = SearchConfig(
     sampler="random", num_trials=8, max_concurrent=1, seed=0, num_startup_trials=3, confirm_ratio=0
@@ -83,6 +85,22 @@ def test_any_other_circumstance_leaves_suggestions_only_and_is_named(
     found = start(tmp_path / "new", earlier, landscape, own=other)
     assert found.evidence == [] and len(found.suggested) == 2
     assert found.lines == [f"{earlier}: 2 suggestion(s) only: another {name}."]
+
+
+def test_what_replayed_trials_found_suggests_settings_for_whole_steps(
+    tmp_path: Path, earlier: Path, landscape: Landscape
+) -> None:
+    store, name = SweepStore(earlier), "update_only_tokens_per_s_per_gpu"
+    with store.locked():
+        for record in store.read_trials():
+            metrics = dict(record.metrics)
+            metrics[name], metrics[landscape.objective] = metrics[landscape.objective], None
+            store.append_trial(dataclasses.replace(record, metrics=metrics))
+    noted = {**OWN, "fidelity": {"trial.fidelity": "update"}}
+    (earlier / CIRCUMSTANCES_FILE).write_text(json.dumps(noted))
+    found = start(tmp_path / "new", earlier, landscape)
+    assert (found.evidence, found.suggested[0]) == ([], {MICRO: 64})
+    assert found.lines == [f"{earlier}: 2 suggestion(s) only: another fidelity."]
 
 
 def test_a_sweep_that_did_not_note_its_circumstances_only_suggests(

@@ -65,12 +65,15 @@ def _check_output_dir(folder: Path) -> None:
 
 def describe(sweep: "Sweep") -> str:
     """Say how large the space is, what verl's rules exclude from it, and what was not checked."""
+    from autotune.report.text import fidelity_note
     from autotune.verl_bridge.overrides import leaves
     from autotune.verl_bridge.paths import hub_names
 
     summary = sweep.summary
     total = "continuous" if summary.num_points is None else f"{summary.num_points} settings"
     lines = [f"Sweep {sweep.config.name}: {total}, {summary.num_valid} valid."]
+    note = fidelity_note(sweep.config.trial.fidelity)
+    lines += [f"Trials are {note}; the verification runs whole steps."] if note else []
     for rule, count in summary.excluded.items():
         lines.append(f"  {count} excluded by {rule}: {summary.examples[rule]}")
     for key, name in hub_names(leaves(sweep.base_config), Path.cwd()).items():

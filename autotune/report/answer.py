@@ -15,7 +15,7 @@ import numpy as np
 
 from autotune.knobs import KnobValue
 from autotune.measure.stats import median
-from autotune.metrics import METRICS
+from autotune.metrics import METRICS, STEP_KEYS
 from autotune.objective import (
     BASELINE,
     Constraint,
@@ -33,8 +33,6 @@ from autotune.report.text import duration_s, outcome
 from autotune.store import BEST_FILE
 from autotune.verification import CandidateResult, ConstraintCheck
 
-STEP_KEYS = {"throughput_tokens_per_s_per_gpu": "perf/throughput", "step_s": "timing_s/step"}
-"""Objective -> the step metric whose median over measured steps it is."""
 CONFIDENCE = 0.95
 _RESAMPLES = 4000
 
@@ -71,11 +69,14 @@ class Gain:
     basis: str
     """What the interval covers, in words."""
     baseline: float
-    """The baseline's value of the objective, of the jobs that the ratio is made of."""
+    """The baseline's value of ``metric``, of the jobs that the ratio is made of."""
     winner: float
-    """The winner's value of the objective, of the same jobs."""
+    """The winner's value of ``metric``, of the same jobs."""
     is_verified: bool
     """Whether these are a verification's cold jobs, not those of the sweep."""
+    metric: str
+    """What is compared: the objective, or, where trials replay their rollout, what the verification
+    compares in its place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +128,8 @@ class Answer:
     verdict: Verdict
     objective: str
     unit: str
+    fidelity: str
+    """``full``, or ``update``: the trials replayed one rollout and ran only what trains."""
     num_trials: int
     """Trials of the budget."""
     num_finished: int
@@ -172,6 +175,7 @@ def answer(data: SweepData) -> Answer:
         verdict=_verdict(data, winner),
         objective=objective,
         unit=METRICS[objective].unit,
+        fidelity=data.config.trial.fidelity,
         num_trials=data.config.search.num_trials,
         num_finished=sum(record.state.is_setting_fault for record in data.trials),
         is_running=data.is_running,
@@ -231,6 +235,7 @@ def gain(data: SweepData, winner: TrialRecord | None) -> Gain | None:
         baseline=reference,
         winner=value,
         is_verified=False,
+        metric=objective,
     )
 
 
@@ -240,15 +245,18 @@ def _verified_gain(data: SweepData, winner: TrialRecord | None) -> Gain | None:
         return None
     assert data.verification is not None and data.verification.baseline is not None
     assert verified.objective is not None
-    estimate = verified.gain_ratio
+    estimate, metric = verified.gain_ratio, data.verification.objective
+    basis = f"{estimate.num_jobs} pairs of cold jobs, interleaved"
+    is_same = metric == data.config.objective.metric
     return Gain(
         ratio=estimate.value,
         low=estimate.low,
         high=estimate.high,
-        basis=f"{estimate.num_jobs} pairs of cold jobs, interleaved",
+        basis=basis if is_same else f"{basis}, in {metric} of whole steps",
         baseline=data.verification.baseline.value,
         winner=verified.objective.value,
         is_verified=True,
+        metric=metric,
     )
 
 

@@ -61,6 +61,8 @@ class Comparison:
 
     a: Side
     b: Side
+    fidelity: str
+    """Of both, see :attr:`autotune.report.answer.Answer.fidelity`."""
     settings: tuple[Difference, ...]
     """Knobs with different values."""
     metrics: tuple[MetricPair, ...]
@@ -75,13 +77,22 @@ def compare(a: str, b: str) -> Comparison:
     """Compare two references, each a sweep's folder or ``folder:trial``.
 
     Raises:
-        BadInputError: One of them is not there, or has no finished trial.
+        BadInputError: One of them is not there, or has no finished trial, or the trials of one
+            replayed their rollout and those of the other did not.
     """
     data_a, record_a, side_a = resolve(a)
     data_b, record_b, side_b = resolve(b)
+    fidelities = [data.config.trial.fidelity for data in (data_a, data_b)]
+    if fidelities[0] != fidelities[1]:
+        raise BadInputError(
+            f"{a} was measured with trial.fidelity: {fidelities[0]}, {b} with {fidelities[1]}.",
+            "A replayed rollout and whole steps are different work: their numbers do not compare. "
+            "`autotune verify` measures whole steps.",
+        )
     return Comparison(
         a=side_a,
         b=side_b,
+        fidelity=fidelities[0],
         settings=differences(record_a.setting, record_b.setting),
         metrics=metric_pairs(record_a, record_b),
         config=differences(_flat_config(data_a), _flat_config(data_b)),

@@ -10,9 +10,9 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from autotune.metrics import METRICS, PHASES
+from autotune.metrics import METRICS, PHASES, STEP_KEYS
 from autotune.objective import StepKind, StepRecord, TrialRecord, is_better
-from autotune.report.answer import STEP_KEYS, Answer
+from autotune.report.answer import Answer
 from autotune.report.drawing import (
     BASELINE_COLOR,
     MARKS,
@@ -133,13 +133,14 @@ def steps_figure(data: SweepData, answer: Answer) -> go.Figure | None:
 def phases_figure(answer: Answer) -> go.Figure | None:
     """Draw the step's phases of the baseline and of the shown trial as two bars."""
     records = [record for record in (answer.shown, answer.baseline) if record is not None]
-    records = [record for record in records if record.value("step_s") is not None]
+    total_s = "update_only_s" if answer.fidelity == "update" else "step_s"
+    records = [record for record in records if record.value(total_s) is not None]
     if not records:
         return None
     unique = list({record.number: record for record in records}.values())
     labels = ["baseline" if record.number == 0 else f"trial {record.number}" for record in unique]
     parts = {name: [r.value(f"phase_{name}_s") or 0.0 for r in unique] for name in PHASES}
-    total = [record.value("step_s") or 0.0 for record in unique]
+    total = [record.value(total_s) or 0.0 for record in unique]
     known = [sum(column) for column in zip(*parts.values(), strict=True)]
     parts["other"] = [max(0.0, whole - part) for whole, part in zip(total, known, strict=True)]
     figure = go.Figure()

@@ -22,6 +22,7 @@ from autotune.report.text import (
     SweepOutline,
     changed_knobs,
     duration_s,
+    fidelity_note,
     format_duration,
     format_value,
     outcome,
@@ -220,7 +221,8 @@ def progress_line(
     left = time_left_s(records, running, outline)
     if left is not None and num_finished < outline.num_trials:
         parts.append(f"about {format_duration(left)} left")
-    return ", ".join(parts)
+    note = fidelity_note(outline.fidelity)
+    return ", ".join([*parts, note] if note else parts)
 
 
 def _finished_row(record: TrialRecord, outline: SweepOutline, *, is_best: bool) -> Row:

@@ -29,6 +29,8 @@ class SweepLine:
     sweep: str
     folder: Path
     is_running: bool
+    fidelity: str
+    """As :attr:`autotune.report.answer.Answer.fidelity`."""
     num_finished: int
     num_trials: int
     verdict: Verdict
@@ -48,6 +50,8 @@ class TrialView:
 
     sweep: str
     folder: Path
+    fidelity: str
+    """As :attr:`autotune.report.answer.Answer.fidelity`."""
     outcome: str
     """``feasible``, ``infeasible``, or the state of a trial that failed."""
     record: TrialRecord
@@ -73,6 +77,7 @@ def overview(data: SweepData) -> SweepLine:
         sweep=found.sweep,
         folder=data.folder,
         is_running=found.is_running,
+        fidelity=found.fidelity,
         num_finished=found.num_finished,
         num_trials=found.num_trials,
         verdict=found.verdict,
@@ -95,6 +100,7 @@ def view_trial(data: SweepData, number: int, *, log_lines: int = LOG_TAIL_LINES)
     return TrialView(
         sweep=data.config.name,
         folder=data.folder,
+        fidelity=data.config.trial.fidelity,
         outcome=outcome(record),
         record=record,
         changes=changes(data, record),

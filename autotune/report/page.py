@@ -26,6 +26,7 @@ from autotune.report.summary import CLAIMS, binding_text, gpu_word
 from autotune.report.text import (
     changed_knobs,
     duration_s,
+    fidelity_note,
     format_duration,
     format_number,
     format_value,
@@ -118,6 +119,7 @@ def _context(data: SweepData, answer: Answer) -> dict[str, Any]:
         "answer": answer,
         "config": data.config,
         "claim": CLAIMS[answer.verdict],
+        "fidelity": fidelity_note(answer.fidelity),
         "verdict": answer.verdict.value.replace("_", " "),
         "tone": TONES[answer.verdict],
         "interval": interval_of(answer),

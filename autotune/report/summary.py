@@ -12,6 +12,7 @@ from autotune.report.jobs import recovered_lines, repeated_lines, startup_line
 from autotune.report.reading import SweepData
 from autotune.report.text import (
     changed_knobs,
+    fidelity_note,
     format_number,
     format_value,
     is_failed,
@@ -31,7 +32,11 @@ CLAIMS = {
 
 def summary_text(answer: Answer, data: SweepData) -> str:
     """Return the answer in lines that read from the top down."""
-    lines = [counts_line(answer, data), *_headline(answer, data), *_change_lines(answer)]
+    lines = [counts_line(answer, data)]
+    note = fidelity_note(answer.fidelity)
+    if note:
+        lines.append(f"Trials are {note}; only the verification runs whole steps.")
+    lines += [*_headline(answer, data), *_change_lines(answer)]
     if answer.limits:
         lines += ["Constraints:", *(f"  {limit_text(limit)}" for limit in answer.limits)]
         lines.append(binding_text(answer))
@@ -125,8 +130,8 @@ def _headline(answer: Answer, data: SweepData) -> list[str]:
         assert answer.baseline is not None
         own = format_value(answer.objective, answer.baseline.value(answer.objective))
         in_sweep = [f"In the sweep's own jobs: {value}, baseline {own}."]
-        line = f"Winner: trial {shown.number}, {answer.objective} "
-        line += format_value(answer.objective, answer.gain.winner)
+        line = f"Winner: trial {shown.number}, {answer.gain.metric} "
+        line += format_value(answer.gain.metric, answer.gain.winner)
     return [
         f"{line}, {gain_text(answer.gain)}.",
         _baseline_line(answer, answer.gain),
@@ -137,7 +142,7 @@ def _headline(answer: Answer, data: SweepData) -> list[str]:
 
 def _baseline_line(answer: Answer, gain: Gain) -> str:
     assert answer.baseline is not None
-    value = format_value(answer.objective, gain.baseline)
+    value = format_value(gain.metric, gain.baseline)
     note = "" if answer.baseline.feasible else ", which breaks a constraint itself"
     return f"Baseline: {value}{note}."
 
@@ -159,13 +164,15 @@ def _time_lines(answer: Answer, data: SweepData) -> list[str]:
     """Return start-up and step time apart."""
     startup = startup_line(data.trials)
     lines = [startup] if startup else []
-    shown = {r.number: r.metrics.get("step_s") for r in (answer.baseline, answer.shown) if r}
+    is_replayed = answer.fidelity == "update"
+    name, word = ("update_only_s", "Update-only step") if is_replayed else ("step_s", "Step")
+    shown = {r.number: r.metrics.get(name) for r in (answer.baseline, answer.shown) if r}
     texts = [
         f"{format_number(value)} s ({'baseline' if number == 0 else f'trial {number}'})"
         for number, value in shown.items()
         if value is not None
     ]
-    return lines + ([f"Step: {', '.join(texts)}."] if texts else [])
+    return lines + ([f"{word}: {', '.join(texts)}."] if texts else [])
 
 
 def _job_lines(data: SweepData) -> list[str]:

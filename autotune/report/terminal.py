@@ -18,10 +18,12 @@ from autotune.report.summary import gain_text
 from autotune.report.text import (
     NOT_MEASURED,
     duration_s,
+    fidelity_note,
     format_duration,
     format_number,
     format_value,
     knob_text,
+    step_values,
 )
 
 PIPE_COLUMNS = 400
@@ -42,7 +44,8 @@ def list_table(sweeps: Sequence[SweepLine]) -> Table:
         _row(
             table,
             line.sweep,
-            "running" if line.is_running else "finished" if done else "stopped",
+            ("running" if line.is_running else "finished" if done else "stopped")
+            + (", update-only" if line.fidelity == "update" else ""),
             f"{line.num_finished}/{line.num_trials}",
             "none" if line.winner is None else f"trial {line.winner}",
             format_value(line.objective, line.value) if line.winner is not None else "",
@@ -57,6 +60,9 @@ def trial_page(view: TrialView) -> Group:
     """Return one trial in full."""
     record = view.record
     parts: list[Text | Table] = [Text(_trial_headline(view))]
+    note = fidelity_note(view.fidelity)
+    if note:
+        parts.append(Text(f"{note[0].upper()}{note[1:]}."))
     if record.cause:
         parts.append(Text(f"Cause: {record.cause}"))
     if view.gain is not None:
@@ -75,6 +81,9 @@ def comparison_page(comparison: Comparison) -> Group:
     """Return two trials side by side."""
     a, b = comparison.a, comparison.b
     parts: list[Text | Table] = [Text(f"a: {_side(a)}\nb: {_side(b)}")]
+    note = fidelity_note(comparison.fidelity)
+    if note:
+        parts.append(Text(f"Both: {note}."))
     for title, found in (
         ("Settings", comparison.settings),
         ("Sweep file", comparison.config),
@@ -144,14 +153,7 @@ def _metrics_table(view: TrialView) -> Table:
 def _steps_table(steps: Sequence[StepRecord]) -> Table:
     table = _table("step", "kind", "time", "throughput")
     for step in steps:
-        cells = []
-        for key, metric in (
-            ("timing_s/step", "step_s"),
-            ("perf/throughput", "throughput_tokens_per_s_per_gpu"),
-        ):
-            value = step.metrics.get(key)
-            cells.append(format_value(metric, value if isinstance(value, int | float) else None))
-        _row(table, str(step.step), step.kind.value, *cells)
+        _row(table, str(step.step), step.kind.value, *step_values(step))
     return table
 
 

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from autotune.knobs import KnobValue
-from autotune.metrics import METRICS
+from autotune.metrics import METRICS, STEP_KEYS, WHOLE_STEP
 from autotune.objective import Constraint, StepRecord, TrialRecord, TrialState, best_feasible
 
 NOT_MEASURED = "n/a"
+UPDATE_ONLY = "update-only: rollout replayed"
+"""What every report says of trials under ``trial.fidelity: update``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +31,13 @@ class SweepOutline:
     steps_per_trial: int
     """Warm-up, measured and profiled steps together."""
     max_concurrent: int
+    fidelity: str
+    """The sweep file's ``trial.fidelity``."""
+
+
+def fidelity_note(fidelity: str) -> str:
+    """Return what must stand beside a trial's numbers; empty for whole steps."""
+    return UPDATE_ONLY if fidelity == "update" else ""
 
 
 def changed_knobs(setting: Mapping[str, KnobValue], baseline: Mapping[str, KnobValue]) -> str:
@@ -99,14 +108,19 @@ def trial_line(record: TrialRecord, records: Sequence[TrialRecord], outline: Swe
 def step_line(step: StepRecord, outline: SweepOutline) -> str:
     """Return what one step took, on one line."""
     parts = [f"trial {step.number} step {step.step} of {outline.steps_per_trial}"]
-    for key, metric in (
-        ("timing_s/step", "step_s"),
-        ("perf/throughput", "throughput_tokens_per_s_per_gpu"),
-    ):
-        value = step.metrics.get(key)
-        if isinstance(value, float | int):
-            parts.append(format_value(metric, value))
+    parts += [text for text in step_values(step) if text != NOT_MEASURED]
     return f"{', '.join(parts)} ({step.kind.value})"
+
+
+def step_values(step: StepRecord) -> list[str]:
+    """Return a step's time and speed; where its rollout was replayed, those of what ran."""
+    is_replayed = step.metrics.get(STEP_KEYS["step_s"]) is None
+    names = WHOLE_STEP if is_replayed else WHOLE_STEP.values()
+    found = {name: step.metrics.get(STEP_KEYS[name]) for name in names}
+    return [
+        format_value(name, value if isinstance(value, float | int) else None)
+        for name, value in reversed(found.items())
+    ]
 
 
 def against_limit(record: TrialRecord, constraint: Constraint) -> str:

@@ -30,7 +30,8 @@ def job_line(job: VerifyJob, num_done: int, max_jobs: int, config: SweepConfig) 
 def verification_text(found: Verification) -> str:
     """Return the outcome: each setting's decision, gain and constraints, and what it cost."""
     lines = [
-        f"Verified {found.sweep}: {found.num_jobs} cold jobs, interleaved; {found.why_ended}.",
+        f"Verified {found.sweep}: {found.num_jobs} cold jobs of whole steps, interleaved; "
+        f"{found.why_ended}.",
         f"  base job: {_measured(found.objective, found.baseline)}",
     ]
     for candidate in found.candidates:

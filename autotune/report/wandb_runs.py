@@ -13,7 +13,7 @@ from autotune.objective import StepRecord, TrialRecord, TrialState
 from autotune.report.answer import Answer
 from autotune.report.documents import plain, report_document
 from autotune.report.reading import SweepData
-from autotune.report.text import changed_knobs, duration_s, outcome
+from autotune.report.text import changed_knobs, duration_s, fidelity_note, outcome
 
 Table = tuple[list[str], list[list[Any]]]
 """Columns and rows."""
@@ -42,11 +42,12 @@ def trial_run(data: SweepData, record: TrialRecord) -> RunContent:
         key=f"trial-{record.number:04d}",
         name=f"trial {record.number}" + (" (baseline)" if record.number == 0 else ""),
         job_type="trial",
-        tags=(outcome(record),),
+        tags=(outcome(record), *_fidelity_tag(data)),
         config={
             **record.setting,
             "trial": record.number,
             "sweep": data.config.name,
+            "fidelity": _fidelity(data),
             "overrides": list(record.overrides),
             "knobs_that_act": sorted(record.params),
         },
@@ -92,9 +93,10 @@ def report_run(data: SweepData, answer: Answer) -> RunContent:
         key="report",
         name=f"report: {data.config.name}",
         job_type="report",
-        tags=(answer.verdict.value,),
+        tags=(answer.verdict.value, *_fidelity_tag(data)),
         config={
             "sweep": data.config.name,
+            "fidelity": _fidelity(data),
             "sweep_file": plain(data.config),
             "versions": dict(data.versions),
             "calibration": document["calibration"],
@@ -112,9 +114,19 @@ def report_run(data: SweepData, answer: Answer) -> RunContent:
     )
 
 
+def _fidelity(data: SweepData) -> str:
+    return fidelity_note(data.config.trial.fidelity) or "full"
+
+
+def _fidelity_tag(data: SweepData) -> tuple[str, ...]:
+    note = fidelity_note(data.config.trial.fidelity)
+    return (note,) if note else ()
+
+
 def trials_table(data: SweepData, answer: Answer) -> Table:
     """Return every finished trial as a row."""
-    metrics = [answer.objective, *(c.metric for c in data.config.constraints), "step_s"]
+    metrics = [answer.objective, *(c.metric for c in data.config.constraints)]
+    metrics.append("update_only_s" if data.config.trial.replays_rollout else "step_s")
     metrics = list(dict.fromkeys([*metrics, "startup_s", "gpu_seconds"]))
     knobs = sorted({knob for record in data.trials for knob in record.setting})
     rows = [

@@ -26,6 +26,7 @@ OUTLINE = SweepOutline(
     num_trials=9,
     steps_per_trial=6,
     max_concurrent=1,
+    fidelity="full",
 )
 
 

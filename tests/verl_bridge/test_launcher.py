@@ -19,6 +19,7 @@ REQUEST = JobRequest(
     start="cold",
     collective_timeout_s=60,
     keeps_first=False,
+    rollout_folder=None,
 )
 
 
