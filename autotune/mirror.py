@@ -52,7 +52,8 @@ class Mirror:
         num_copied = 0
         for path in sorted(self._folder.rglob("*")):
             relative = path.relative_to(self._folder)
-            if not path.is_file() or relative.name in _LEFT_OUT or relative.name.startswith("."):
+            is_hidden = any(part.startswith(".") for part in relative.parts)
+            if not path.is_file() or relative.name in _LEFT_OUT or is_hidden:
                 continue
             stat = path.stat()
             version = (stat.st_size, stat.st_mtime_ns)

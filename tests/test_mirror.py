@@ -16,6 +16,8 @@ def make_folder(folder: Path) -> Path:
     (folder / "logs" / "trial_0000.log").write_text("loading\n")
     (folder / LOCK_FILE).touch()
     (folder / ".best.yaml.1.tmp").touch()
+    (folder / "kept_rollout" / ".draft_1").mkdir(parents=True)
+    (folder / "kept_rollout" / ".draft_1" / "step_0001.safetensors").touch()
     return folder
 
 

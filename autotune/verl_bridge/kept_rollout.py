@@ -10,7 +10,7 @@ generated.
 
 import json
 import shutil
-import tempfile
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,7 +28,8 @@ PARTITION = "train"
 KEPT_AS_JSON = ("uid", "num_turns")
 """What verl reads of a rollout besides its tensors, after it was sampled."""
 
-_BATCHES, _DRAFT = "batches", "draft_"
+_BATCHES, _DRAFT = "batches", ".draft_"
+"""The rollout, and the beginning of a draft's name, which no copy of the sweep's folder holds."""
 _HEADER = "rollout"
 _VALUES, _LENGTHS = ".values", ".lengths"
 
@@ -144,7 +145,8 @@ class KeptRollout:
     def written(self) -> Iterator["Draft"]:
         """Give a draft to write all steps to; it counts from here on, unless another job was
         first."""
-        draft = Path(tempfile.mkdtemp(prefix=_DRAFT, dir=self._folder))
+        draft = self._folder / f"{_DRAFT}{uuid.uuid4().hex}"
+        draft.mkdir()
         try:
             yield Draft(draft)
             try:
