@@ -142,15 +142,17 @@ class TrialTrainer(PhasedTrainer):
 
     def keep_rollout(self, agent_loop_manager: Any) -> None:
         """Generate the rollout of every step with the first weights, where it is to be replayed and
-        no job has done so yet."""
-        if self._kept is None or self._kept.is_there:
+        no job has done so yet; the rollout sleeps from then on."""
+        if self._kept is None:
             return
-        self.agent_loop_manager = agent_loop_manager
-        with self._kept.written() as draft:
-            for step in range(1, self.total_training_steps + 1):
-                self.global_steps = step
-                draft.write(step, self._generate())
-        self.global_steps = 0
+        if not self._kept.is_there:
+            self.agent_loop_manager = agent_loop_manager
+            with self._kept.written() as draft:
+                for step in range(1, self.total_training_steps + 1):
+                    self.global_steps = step
+                    draft.write(step, self._generate())
+            self.global_steps = 0
+        # Another job may have kept one since this rollout got its weights.
         self._sleep_rollout()
 
     def _generate(self) -> RolloutBatch:
