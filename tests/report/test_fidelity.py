@@ -1,11 +1,13 @@
 """Every report of a sweep whose trials replayed their rollout says so."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from report_cases import OUTLINE
 from sweep_maker import THROUGHPUT, UPDATE_ONLY_THROUGHPUT, SweepSpec, make_sweep
+from test_verification import verification
 
 from autotune.cli import main
 from autotune.errors import BadInputError, ExitCode
@@ -16,6 +18,7 @@ from autotune.report.documents import report_document
 from autotune.report.live import progress_line
 from autotune.report.page import report_page
 from autotune.report.reading import SweepData, read_sweep
+from autotune.report.summary import summary_text
 from autotune.report.text import UPDATE_ONLY, step_line
 from autotune.report.wandb_runs import report_run, trial_run
 
@@ -72,8 +75,6 @@ def test_the_html_page_says_so(data: SweepData, folder: Path) -> None:
 
 
 def test_the_live_table_says_so() -> None:
-    from dataclasses import replace
-
     assert progress_line([], [], replace(OUTLINE, fidelity="update")).endswith(UPDATE_ONLY)
 
 
@@ -100,3 +101,15 @@ def test_replayed_trials_and_whole_steps_are_not_compared(folder: Path) -> None:
     with pytest.raises(BadInputError, match="fidelity: update, .* with full. .*do not compare"):
         compare(str(folder / NAME), str(folder / "whole"))
     assert compare(f"{folder / NAME}:0", str(folder / NAME)).fidelity == "update"
+
+
+def test_what_is_proven_is_said_of_whole_steps_beside_the_trials_own_numbers(
+    data: SweepData,
+) -> None:
+    proven = replace(data, verification=verification())
+    found = answer(proven)
+    assert found.gain is not None and found.gain.metric == THROUGHPUT
+    lines = summary_text(found, proven).splitlines()
+    assert lines[2].startswith(f"Winner: trial 3, {THROUGHPUT} 150 tokens/s/GPU, 1.50 times")
+    assert lines[3].startswith("Baseline: 100 tokens/s/GPU")
+    assert "In the sweep's own jobs: " in lines[5] and "update-only tokens/s/GPU" in lines[5]
