@@ -49,7 +49,8 @@ class Laptop:
     def wait(self, is_so: Callable[[], bool]) -> None:
         deadline_s = time.monotonic() + WAIT_S
         while not is_so():
-            assert time.monotonic() < deadline_s, self.run("logs", "sweep.yaml")
+            is_lost = ": failed" in self.run("status", "sweep.yaml")
+            assert not is_lost and time.monotonic() < deadline_s, self.run("logs", "sweep.yaml")
             time.sleep(0.5)
 
 

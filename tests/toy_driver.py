@@ -8,10 +8,13 @@ Before that it starts, as a trial does, a driver of its own in a child process a
 driver's workers find this package.
 """
 
+import os
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 
 TRIALS_DRIVER = """
 import sys
@@ -43,7 +46,9 @@ def main(arguments: list[str]) -> int:
     context = ray.get_runtime_context()
     working_dir = context.runtime_env["working_dir"]
     child = [sys.executable, "-c", TRIALS_DRIVER, context.gcs_address, working_dir]
-    subprocess.run(child, check=True)
+    # A trial's driver is started by a Ray worker, which has not what Ray gives to a job's driver.
+    environment = {key: value for key, value in os.environ.items() if key != JOB_CONFIG}
+    subprocess.run(child, check=True, env=environment)
     store = make_sweep(output / "made", SweepSpec(name="toy", num_trials=3, with_best=False))
     lines = (store.folder / TRIALS_FILE).read_text().splitlines(keepends=True)
     folder = output / "toy"
