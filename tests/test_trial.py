@@ -91,7 +91,8 @@ OUT_OF_MEMORY = failed("RayTaskError: x", "OutOfMemoryError: CUDA out of memory.
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    with local_ray(num_cpus=8):
+    # Each actor keeps its placement group to the end.
+    with local_ray(num_cpus=2 * len(PROTOCOLS)):
         yield
 
 
