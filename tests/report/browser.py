@@ -1,6 +1,7 @@
 """A headless browser for the tests of the HTML report; they are skipped where none is installed."""
 
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +11,11 @@ import pytest
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
 DRIVER = shutil.which("chromedriver")
+DRAWN_S = 30.0
+ALL_DRAWN = (
+    "return [...document.querySelectorAll('.plot')].every("
+    "plot => plot.querySelector('.main-svg') && plot.clientHeight > 80)"
+)
 
 
 @contextmanager
@@ -34,7 +40,7 @@ def open_browser() -> Iterator[Any]:
 
 
 def show(driver: Any, path: Path, *, scheme: str = "light", width: int = 1280) -> None:
-    """Open a file as a user's machine would, in light or dark."""
+    """Open a file as a user's machine would, in light or dark, and wait for its charts."""
     features = [{"name": "prefers-color-scheme", "value": scheme}]
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
     driver.execute_cdp_cmd(
@@ -42,3 +48,7 @@ def show(driver: Any, path: Path, *, scheme: str = "light", width: int = 1280) -
         {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False},
     )
     driver.get(path.as_uri())
+    # Plotly draws after the page has loaded; a chart that never comes is the test's to say.
+    deadline_s = time.monotonic() + DRAWN_S
+    while not driver.execute_script(ALL_DRAWN) and time.monotonic() < deadline_s:
+        time.sleep(0.05)
