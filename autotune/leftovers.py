@@ -82,17 +82,9 @@ def remove_leftovers(sweep_id: str) -> Leftovers:
 
 def _end_everywhere(sweep_id: str) -> list[str]:
     import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    end = ray.remote(end_processes)
-    tasks = [
-        end.options(
-            num_cpus=0,
-            max_retries=0,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False),
-        ).remote(sweep_id, _PATIENCE_S)
-        for node in ray.nodes()
-        if node["Alive"]
-    ]
-    done, _ = ray.wait(tasks, num_returns=len(tasks), timeout=_ANSWER_S)
-    return [text for task in done for text in ray.get(task)]
+    from autotune.verl_bridge.nodes import ask_nodes
+
+    ids = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+    answers = ask_nodes(ids, end_processes, sweep_id, _PATIENCE_S, timeout_s=_ANSWER_S)
+    return [text for found in answers.values() if found is not None for text in found]

@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -33,6 +34,14 @@ class Service:
     address: str
     laptop: Path
     home: Path
+    disks: Path
+
+    def add_node(self) -> None:
+        """Add a node with a disk of its own, as machines have: on a shared one a new node unpacks
+        the job's files anew under those that run."""
+        disk = self.disks / str(len(list(self.disks.iterdir())))
+        disk.mkdir()
+        self.nodes.append(self.cluster.add_node(num_cpus=1, temp_dir=str(disk)))
 
     def run(self, command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         words = [sys.executable, "-m", "autotune.cli", command, *arguments]
@@ -80,9 +89,12 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         initialize_head=True,
         head_node_args={"num_cpus": 8, "include_dashboard": True, "dashboard_port": port},
     )
-    nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
-    yield Service(cluster, nodes, f"http://127.0.0.1:{port}", laptop, home)
-    cluster.shutdown()
+    with tempfile.TemporaryDirectory(prefix="nodes_", dir="/tmp") as disks:
+        service = Service(cluster, [], f"http://127.0.0.1:{port}", laptop, home, Path(disks))
+        for _ in range(2):
+            service.add_node()
+        yield service
+        cluster.shutdown()
 
 
 def test_a_sweep_survives_a_node_and_a_stop(service: Service) -> None:
@@ -96,7 +108,7 @@ def test_a_sweep_survives_a_node_and_a_stop(service: Service) -> None:
     steps = service.home / "sweeps" / "service" / "steps.jsonl"
     service.wait("the first step", steps.exists)
     service.cluster.remove_node(service.nodes.pop(0), allow_graceful=False)
-    service.nodes.append(service.cluster.add_node(num_cpus=1))
+    service.add_node()
     service.wait("the baseline", lambda: len(service.records()) >= 1)
     assert service.records()[0]["state"] == "complete"
     status = service.run("status", "sweep.yaml")

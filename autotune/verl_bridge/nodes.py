@@ -4,7 +4,7 @@ Runs in the trial actor. On the actor's own node a function is called directly; 
 a Ray task that needs no resources. A node that does not answer in time is reported as None.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import ray
@@ -31,23 +31,8 @@ class TrialNodes:
     ) -> dict[str, Answer | None]:
         """Call a function on every node; its module must be importable there."""
         others = [node_id for node_id in self.ids if node_id != self._own]
-        remote = ray.remote(function)
-        tasks = {
-            node_id: remote.options(
-                num_cpus=0,
-                max_retries=0,
-                scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
-            ).remote(*arguments)
-            for node_id in others
-        }
-        answers: dict[str, Answer | None] = {}
-        if self._own in self.ids:
-            answers[self._own] = function(*arguments)
-        waiting = list(tasks.values())
-        done = ray.wait(waiting, num_returns=len(tasks), timeout=timeout_s)[0] if tasks else []
-        for node_id, task in tasks.items():
-            answers[node_id] = _get(task) if task in done else None
-        return answers
+        own = {self._own: function(*arguments)} if self._own in self.ids else {}
+        return {**own, **ask_nodes(others, function, *arguments, timeout_s=timeout_s)}
 
     def lost(self, answers: dict[str, Any]) -> list[str]:
         """Return the nodes that are dead, or that gave no answer, by address where it is known."""
@@ -59,6 +44,28 @@ class TrialNodes:
             or node_id not in nodes
             or not nodes[node_id]["Alive"]
         ]
+
+
+def ask_nodes(
+    ids: Sequence[str], function: Callable[..., Answer], *arguments: Any, timeout_s: float
+) -> dict[str, Answer | None]:
+    """Call a function on nodes of the cluster, as a Ray task that needs no resources.
+
+    Returns:
+        Node's id -> what it returned; None where the node is dead or gave no answer in time.
+    """
+    remote = ray.remote(function)
+    tasks = {
+        node_id: remote.options(
+            num_cpus=0,
+            max_retries=0,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
+        ).remote(*arguments)
+        for node_id in ids
+    }
+    waiting = list(tasks.values())
+    done = ray.wait(waiting, num_returns=len(tasks), timeout=timeout_s)[0] if tasks else []
+    return {node_id: _get(task) if task in done else None for node_id, task in tasks.items()}
 
 
 def _get(task: Any) -> Any:
