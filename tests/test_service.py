@@ -41,7 +41,7 @@ class Service:
         the job's files anew under those that run."""
         disk = self.disks / str(len(list(self.disks.iterdir())))
         disk.mkdir()
-        self.nodes.append(self.cluster.add_node(num_cpus=1, temp_dir=str(disk)))
+        self.nodes.append(self.cluster.add_node(num_cpus=2, temp_dir=str(disk)))
 
     def run(self, command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         words = [sys.executable, "-m", "autotune.cli", command, *arguments]
