@@ -192,19 +192,28 @@ def _add_files(run: Any, data: SweepData) -> None:
     html = data.folder / HTML_FILE
     if html.exists():
         run.log({"report": wandb.Html(html.read_text(encoding="utf-8"), inject=False)})
+    copies = Path(run.settings.sync_dir) / "artifacts"
+    copies.mkdir()
     for path, kind in ((data.folder / BEST_FILE, "verl-config"), (html, "report")):
         if path.exists():
             artifact = wandb.Artifact(f"{data.config.name[:100]}-{path.stem}", type=kind)
-            # From where it is: a copy would be made outside the sweep's folder.
-            artifact.add_file(str(path), policy="immutable", skip_cache=True)
+            # wandb reads the file when it sends it, and the sweep's own may be another one by then.
+            # The copy that wandb itself would make lies outside the sweep's folder.
+            copy = shutil.copy(path, copies)
+            artifact.add_file(str(copy), policy="immutable", skip_cache=True)
             run.log_artifact(artifact, aliases=["best", "latest"])
 
 
 def digest_of(content: RunContent, *files: Path) -> str:
-    """Return a digest of what a run is written from."""
+    """Return a digest of what a run is written from.
+
+    The files' folder counts: a run names its artifacts' files by their whole path, and must be
+    written anew where the sweep has been moved.
+    """
     fields = {name: getattr(content, name) for name in content.__dataclass_fields__}
     found = hashlib.sha256(json.dumps(fields, sort_keys=True, default=str).encode())
     for path in files:
+        found.update(str(path.resolve()).encode())
         found.update(path.read_bytes() if path.exists() else b"")
     return found.hexdigest()
 
