@@ -69,7 +69,7 @@ def _ended(process: subprocess.Popen[bytes], end_s: float) -> bool:
     except subprocess.TimeoutExpired:
         return False
     finally:
-        # Its session's group holds wandb's own service too.
+        # Its session's group holds wandb's command; wandb's service ends once its parent is gone.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()

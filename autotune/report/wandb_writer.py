@@ -4,20 +4,23 @@ Runs beside the driver, as its child, and only reads the sweep's records: a serv
 away, or no key at all, can neither stop nor slow a sweep. Every run is written offline, below
 ``wandb/`` in the sweep's folder; where a server is to be used, wandb's own ``sync`` sends it from
 there, and what it could not send stays for later. ``wandb/written.json`` says which runs are whole;
-others were interrupted, and are written again under the same id. Ends when its standard input does.
+others were interrupted, and are written or sent again under the same id. Ends when its standard
+input does.
 """
 
 import hashlib
 import json
 import logging
 import os
+import re
 import select
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +43,23 @@ SYNC_TIMEOUT_S = 120.0
 LAST_SYNC_S = 15.0
 """Of the sync after the sweep's end."""
 KEY = "WANDB_API_KEY"
+SYNC_LIMITS = {
+    "WANDB__GRAPHQL_RETRY_MAX": "5",
+    "WANDB__FILE_STREAM_RETRY_MAX": "5",
+    "WANDB__FILE_STREAM_TIMEOUT_SECONDS": "60",
+    "WANDB__FILE_TRANSFER_RETRY_MAX": "5",
+    "WANDB__FILE_TRANSFER_TIMEOUT_SECONDS": "300",
+}
+"""wandb's own would try for days, and wait for an upload without end. Here what was not sent stays,
+so that a minute of retries (2 + 4 + 8 + 16 + 32 s) is enough. The user's environment wins."""
+LOSSES = (
+    "file transfer: ",
+    "filestream: fatal error",
+    "runfiles: ",
+    "runupserter: failed to ",
+    "sender: failed to ",
+)
+"""How wandb's log of a sync begins the errors by which a part of a run does not arrive."""
 
 
 class WandbFolder:
@@ -50,8 +70,9 @@ class WandbFolder:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.sweep_folder = folder
-        self.folder = folder / FOLDER
+        # wandb's service may have another current folder than this process.
+        self.sweep_folder = folder.resolve()
+        self.folder = self.sweep_folder / FOLDER
         self._path = self.folder / WRITTEN_FILE
         self._state = self._read()
 
@@ -62,8 +83,35 @@ class WandbFolder:
 
     def unsent(self) -> list[Path]:
         """Return the runs that no server has confirmed."""
-        paths = [self.folder / entry["folder"] for entry in self._state["runs"].values()]
-        return [path for path in paths if not any(path.glob("*.synced"))]
+        return [
+            self.folder / entry["folder"]
+            for entry in self._state["runs"].values()
+            if "sending" in entry or not self._marks(entry)
+        ]
+
+    def begin_sending(self) -> list[Path]:
+        """Return the runs to send; they stay unsent until :meth:`end_sending` finds them sent.
+
+        wandb marks a run as sent although the server refused some of it, and a sync may be killed
+        before its log is read.
+        """
+        unsent = self.unsent()
+        for entry in self._state["runs"].values():
+            if self.folder / entry["folder"] in unsent:
+                entry["sending"] = True
+                for mark in self._marks(entry):
+                    mark.unlink()
+        if unsent:
+            self._save()
+        return unsent
+
+    def end_sending(self, refused: Collection[str]) -> list[Path]:
+        """Take the marked runs as sent, save the folders in ``refused``; return what is left."""
+        for entry in self._state["runs"].values():
+            if self._marks(entry) and entry["folder"] not in refused:
+                entry.pop("sending", None)
+        self._save()
+        return self.unsent()
 
     def write(self, content: RunContent, digest: str, data: SweepData) -> None:
         """Write a run, in place of an earlier one of the same key."""
@@ -71,7 +119,7 @@ class WandbFolder:
         self._remove(run_id)
         run_folder = write_run(content, run_id, self.sweep_folder, data)
         self._state["runs"][content.key] = {"folder": run_folder.name, "digest": digest}
-        write_atomic(self._path, json.dumps(self._state, indent=2) + "\n")
+        self._save()
 
     def _read(self) -> dict[str, Any]:
         if self._path.exists():
@@ -81,6 +129,12 @@ class WandbFolder:
         state = {"sweep_id": f"at-{uuid.uuid4().hex[:10]}", "runs": {}}
         write_atomic(self._path, json.dumps(state, indent=2) + "\n")
         return state
+
+    def _save(self) -> None:
+        write_atomic(self._path, json.dumps(self._state, indent=2) + "\n")
+
+    def _marks(self, entry: Mapping[str, Any]) -> list[Path]:
+        return list((self.folder / entry["folder"]).glob("*.synced"))
 
     def _remove(self, run_id: str) -> None:
         for path in self.folder.glob(f"offline-run-*-{run_id}"):
@@ -138,19 +192,28 @@ def _add_files(run: Any, data: SweepData) -> None:
     html = data.folder / HTML_FILE
     if html.exists():
         run.log({"report": wandb.Html(html.read_text(encoding="utf-8"), inject=False)})
+    copies = Path(run.settings.sync_dir) / "artifacts"
+    copies.mkdir()
     for path, kind in ((data.folder / BEST_FILE, "verl-config"), (html, "report")):
         if path.exists():
             artifact = wandb.Artifact(f"{data.config.name[:100]}-{path.stem}", type=kind)
-            # From where it is: a copy would be made outside the sweep's folder.
-            artifact.add_file(str(path), policy="immutable", skip_cache=True)
+            # wandb reads the file when it sends it, and the sweep's own may be another one by then.
+            # The copy that wandb itself would make lies outside the sweep's folder.
+            copy = shutil.copy(path, copies)
+            artifact.add_file(str(copy), policy="immutable", skip_cache=True)
             run.log_artifact(artifact, aliases=["best", "latest"])
 
 
 def digest_of(content: RunContent, *files: Path) -> str:
-    """Return a digest of what a run is written from."""
+    """Return a digest of what a run is written from.
+
+    The files' folder counts: a run names its artifacts' files by their whole path, and must be
+    written anew where the sweep has been moved.
+    """
     fields = {name: getattr(content, name) for name in content.__dataclass_fields__}
     found = hashlib.sha256(json.dumps(fields, sort_keys=True, default=str).encode())
     for path in files:
+        found.update(str(path.resolve()).encode())
         found.update(path.read_bytes() if path.exists() else b"")
     return found.hexdigest()
 
@@ -181,28 +244,56 @@ def sync(folder: Path, config: WandbConfig, *, timeout_s: float | None) -> str:
     Returns:
         Why that did not work; empty when it did.
     """
-    unsent = WandbFolder(folder).unsent()
+    runs = WandbFolder(folder)
+    unsent = runs.begin_sending()
     if not unsent:
         return ""
     command = [sys.executable, "-m", "wandb", "sync", "--project", config.project]
     command += ["--entity", config.entity] if config.entity else []
-    try:
-        done = subprocess.run(
-            [*command, *map(str, unsent)],
-            # wandb keeps the log of its command below the current folder.
-            cwd=folder,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-        )
-    except subprocess.TimeoutExpired:
-        return f"the server did not take the runs within {timeout_s:g} s"
-    left = WandbFolder(folder).unsent()
+    # wandb's service ends a moment after its command was killed, and may still write its log.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as logs:
+        try:
+            done = subprocess.run(
+                [*command, *map(str, unsent)],
+                cwd=runs.sweep_folder,
+                env=SYNC_LIMITS | os.environ | {"WANDB_DIR": logs},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=timeout_s,
+            )
+            said = (done.stdout + done.stderr).strip().splitlines()[-1:]
+        except subprocess.TimeoutExpired:
+            said = [f"the server did not take them within {timeout_s:g} s"]
+        refused = read_losses(Path(logs))
+    left = runs.end_sending(refused)
     if not left:
         return ""
-    last = (done.stdout + done.stderr).strip().splitlines()[-1:] or ["wandb sync said nothing"]
-    return f"{len(left)} of {len(unsent)} runs were not sent: {last[0]}"
+    causes = [*refused.values(), *said, "wandb sync said nothing"]
+    return f"{len(left)} of {len(unsent)} runs were not sent: {causes[0]}"
+
+
+def read_losses(logs: Path) -> dict[str, str]:
+    """Return the runs of which a part did not arrive, from the logs that `wandb sync` left.
+
+    Returns:
+        Name of the run's folder -> why.
+    """
+    losses: dict[str, str] = {}
+    for path in logs.rglob("debug-sync*.log"):
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            try:
+                entry = json.loads(line)
+            except json.JSONDecodeError:
+                # wandb was killed in the middle of it.
+                continue
+            if entry["level"].startswith("ERROR") and entry["msg"].startswith(LOSSES):
+                # A failure of the command as a whole names no run.
+                run_folder = Path(entry.get("sync_path", "")).parent.name
+                # The addresses of uploads are signed behind their question mark.
+                cause = re.sub(r"\?\S+", "", f"{entry['msg']} {entry.get('error', '')}")
+                losses.setdefault(run_folder, " ".join(cause.split()))
+    return losses
 
 
 class Writer:
