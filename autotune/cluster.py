@@ -28,6 +28,7 @@ STOP_WAIT_S = 180
 """How long a stopped driver may take to end its trials and write its report."""
 
 _REQUEST_TIMEOUT_S = 120
+_AGENT_TIMEOUT_S = 30
 _FOLDER = "autotune_folder"
 _ATTEMPT = re.compile(r"(?P<sweep>autotune-.+-[0-9a-f]{8})(-r(?P<number>[0-9]+))?")
 
@@ -136,6 +137,9 @@ class SweepJobs:
 
         Returns:
             The sweep's latest job, and whether it was started by this call.
+
+        Raises:
+            SweepError: The cluster did not take it.
         """
         name = sweep_id(sweep)
         attempts = self.attempts(name)
@@ -143,7 +147,7 @@ class SweepJobs:
             return attempts[-1], False
         with tempfile.TemporaryDirectory(prefix="autotune_submit_") as folder:
             pack(sweep, Path.cwd(), Path(folder))
-            self.client.submit_job(
+            self._start_job(
                 entrypoint=entrypoint(sweep, python=python),
                 submission_id=attempt_id(name, attempts[-1].number + 1 if attempts else 1),
                 runtime_env={"working_dir": folder, "env_vars": job_environment()},
@@ -153,6 +157,19 @@ class SweepJobs:
                 },
             )
         return self.last_attempt(name), True
+
+    def _start_job(self, **job: Any) -> str:
+        deadline_s = time.monotonic() + _AGENT_TIMEOUT_S
+        while True:
+            try:
+                return str(self.client.submit_job(**job))
+            except RuntimeError as error:
+                # A head that has just come up answers before it can run anything.
+                if "No available agent" not in str(error) or time.monotonic() > deadline_s:
+                    raise SweepError(
+                        f"The cluster at {self.address} did not take the job: {error}."
+                    ) from error
+            time.sleep(1.0)
 
     def stop(self, attempt: Attempt, *, now: bool) -> None:
         """Stop a job: once its running trials have ended, or at once.
@@ -168,7 +185,7 @@ class SweepJobs:
             self.client.stop_job(attempt.submission_id)
             return
         # The driver looks for this file; both run on the head node, as one user.
-        request = self.client.submit_job(entrypoint=f"touch {attempt.folder}/{STOP_FILE}")
+        request = self._start_job(entrypoint=f"touch {attempt.folder}/{STOP_FILE}")
         deadline_s = time.monotonic() + _REQUEST_TIMEOUT_S
         while time.monotonic() < deadline_s:
             info = self.client.get_job_info(request)
