@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from autotune.config import Sweep, load_sweep
 from autotune.errors import BadInputError, ExitCode, SweepError
