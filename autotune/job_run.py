@@ -40,6 +40,8 @@ class Nodes(Protocol):
 
     def lost(self, answers: dict[str, Any]) -> list[str]: ...
 
+    def dead(self) -> list[str]: ...
+
 
 class JobEnded(Exception):
     """The job ended before its last step."""
@@ -148,6 +150,7 @@ class JobRun:
                 if not has_dumped:
                     self._save_stacks()
                     has_dumped = True
+                self._end_on_lost_node()
                 if time.monotonic() >= deadline:
                     raise JobEnded(self._hang(what, limit_s))
                 continue
@@ -160,6 +163,12 @@ class JobRun:
             assert event["kind"] in kinds, event
             self._enter("next step")
             return event
+
+    def _end_on_lost_node(self) -> None:
+        """End the job where it is silent because a node is gone: verl waits for its answers."""
+        lost = self._nodes.dead()
+        if lost:
+            raise JobEnded(self._verdict(Evidence(lost_nodes=lost)))
 
     def _stall_s(self, limit_s: float) -> float:
         return trial_protocol.STALL_SHARE * limit_s
@@ -177,8 +186,8 @@ class JobRun:
         )
 
     def _broken(self, event: dict[str, Any]) -> Verdict:
-        reports = self._nodes.ask(node_report, timeout_s=NODE_ANSWER_S)
-        verdict = judge(
+        reports = self._report()
+        return self._verdict(
             Evidence(
                 causes=event.get("causes", ()),
                 returncode=event.get("returncode"),
@@ -187,6 +196,9 @@ class JobRun:
                 oom_kills=_grown(self._oom_kills, reports),
             )
         )
+
+    def _verdict(self, evidence: Evidence) -> Verdict:
+        verdict = judge(evidence)
         cause = f"in phase {self._phase}: {verdict.cause}"
         return Verdict(state=verdict.state, cause=cause, has_died=verdict.has_died)
 

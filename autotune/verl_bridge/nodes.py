@@ -36,13 +36,18 @@ class TrialNodes:
 
     def lost(self, answers: dict[str, Any]) -> list[str]:
         """Return the nodes that are dead, or that gave no answer, by address where it is known."""
+        return self._addresses(lambda node_id, is_alive: not is_alive or answers[node_id] is None)
+
+    def dead(self) -> list[str]:
+        """Return the nodes that the cluster has given up, by address where it is known."""
+        return self._addresses(lambda node_id, is_alive: not is_alive)
+
+    def _addresses(self, is_wanted: Callable[[str, bool], bool]) -> list[str]:
         nodes = {node["NodeID"]: node for node in ray.nodes()}
         return [
             nodes[node_id]["NodeManagerAddress"] if node_id in nodes else node_id
             for node_id in self.ids
-            if answers.get(node_id) is None
-            or node_id not in nodes
-            or not nodes[node_id]["Alive"]
+            if is_wanted(node_id, node_id in nodes and nodes[node_id]["Alive"])
         ]
 
 
