@@ -40,7 +40,7 @@ class Nodes(Protocol):
 
     def lost(self, answers: dict[str, Any]) -> list[str]: ...
 
-    def dead(self) -> list[str]: ...
+    def dead(self, *, anywhere: bool = False) -> list[str]: ...
 
 
 class JobEnded(Exception):
@@ -178,6 +178,9 @@ class JobRun:
         self._phase_since_s = time.monotonic()
 
     def _hang(self, what: str, limit_s: float) -> Verdict:
+        lost = self._nodes.dead(anywhere=True)
+        if lost:
+            return self._verdict(Evidence(lost_nodes=lost))
         in_phase_s = time.monotonic() - self._phase_since_s
         return Verdict(
             state=TrialState.HANG,
@@ -192,7 +195,7 @@ class JobRun:
                 causes=event.get("causes", ()),
                 returncode=event.get("returncode"),
                 log=self._log_tail(),
-                lost_nodes=self._nodes.lost(reports),
+                lost_nodes=self._nodes.lost(reports) or self._nodes.dead(anywhere=True),
                 oom_kills=_grown(self._oom_kills, reports),
             )
         )

@@ -109,6 +109,7 @@ class VerlTrial(tune.Trainable):
         self._spec = spec
         self._group_id = group.id.hex()
         self._job = job_name(spec.sweep_id, self._group_id)
+        self._group = group
         self._nodes = TrialNodes(group)
         self._devices = DeviceMemory(group)
         self._process: VerlProcess | None = None
@@ -229,6 +230,7 @@ class VerlTrial(tune.Trainable):
         rollout_folder = self._rollout_folder()
         if start is Start.COLD:
             self._end_job()
+            self._await_placement()
             self._devices.wait_until_empty(EMPTY_DEVICE_TIMEOUT_S)
             self._log_path = self._spec.log_folder / self._log_name()
             self._process = VerlProcess(
@@ -264,6 +266,25 @@ class VerlTrial(tune.Trainable):
             log_path=self._log_path,
         )
         self._num_jobs += 1
+
+    def _await_placement(self) -> None:
+        """Take note of the group's nodes once all bundles have one: Ray moves those of a dead node.
+
+        Raises:
+            TrialStartError: No node takes the place of a dead one in time.
+        """
+        limit_s = self._spec.protocol.startup_timeout_s
+        if not self._group.wait(timeout_seconds=limit_s):
+            raise TrialStartError(
+                f"A node of the trial's placement group died, and none took its place in "
+                f"{limit_s:g} s.",
+                "Add a node to the cluster.",
+            )
+        nodes = TrialNodes(self._group)
+        if nodes.ids != self._nodes.ids:
+            # What other devices held before their first job of this trial is yet to be measured.
+            self._devices = DeviceMemory(self._group)
+        self._nodes = nodes
 
     def _leave_stopped_run(self) -> None:
         """Bring the live job from the steps of a stopped trial to rest, or end it."""

@@ -39,7 +39,7 @@ class Nodes:
     def lost(self, answers: dict[str, Any]) -> list[str]:
         return self._dead
 
-    def dead(self) -> list[str]:
+    def dead(self, *, anywhere: bool = False) -> list[str]:
         return self._dead
 
 

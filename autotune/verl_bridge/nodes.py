@@ -15,7 +15,7 @@ Answer = TypeVar("Answer")
 
 
 class TrialNodes:
-    """The nodes of one placement group.
+    """The nodes of one placement group, and those beside it, as they are when this is made.
 
     Args:
         group: The placement group, ready.
@@ -25,6 +25,12 @@ class TrialNodes:
         found = placement_group_table(group)["bundles_to_node_id"].values()
         self.ids = tuple(dict.fromkeys(str(node_id) for node_id in found))
         self._own = ray.get_runtime_context().get_node_id()
+        # verl puts agent loops and the like on whatever node has room.
+        self._others = tuple(
+            node["NodeID"]
+            for node in ray.nodes()
+            if node["Alive"] and node["NodeID"] not in self.ids
+        )
 
     def ask(
         self, function: Callable[..., Answer], *arguments: Any, timeout_s: float
@@ -36,18 +42,24 @@ class TrialNodes:
 
     def lost(self, answers: dict[str, Any]) -> list[str]:
         """Return the nodes that are dead, or that gave no answer, by address where it is known."""
-        return self._addresses(lambda node_id, is_alive: not is_alive or answers[node_id] is None)
+        silent = [node_id for node_id in self.ids if answers[node_id] is None]
+        return self._addresses(self.ids, or_one_of=silent)
 
-    def dead(self) -> list[str]:
-        """Return the nodes that the cluster has given up, by address where it is known."""
-        return self._addresses(lambda node_id, is_alive: not is_alive)
+    def dead(self, *, anywhere: bool = False) -> list[str]:
+        """Return the nodes that the cluster has given up, by address where it is known.
 
-    def _addresses(self, is_wanted: Callable[[str, bool], bool]) -> list[str]:
+        Args:
+            anywhere: Whether nodes count too that only were in the cluster when this was made.
+        """
+        return self._addresses(self.ids + self._others if anywhere else self.ids)
+
+    @staticmethod
+    def _addresses(ids: Sequence[str], or_one_of: Sequence[str] = ()) -> list[str]:
         nodes = {node["NodeID"]: node for node in ray.nodes()}
         return [
             nodes[node_id]["NodeManagerAddress"] if node_id in nodes else node_id
-            for node_id in self.ids
-            if is_wanted(node_id, node_id in nodes and nodes[node_id]["Alive"])
+            for node_id in ids
+            if node_id in or_one_of or node_id not in nodes or not nodes[node_id]["Alive"]
         ]
 
 
