@@ -138,8 +138,8 @@ class Answer:
     winner: TrialRecord | None
     """The trial that stands for the best feasible setting; one of the baseline's own setting where
     nothing beats it."""
-    num_repetitions: int
-    """Completed trials of the shown setting."""
+    repetitions: tuple[TrialRecord, ...]
+    """Completed trials of the shown setting, by number."""
     baseline: TrialRecord | None
     closest: TrialRecord | None
     """Without a winner: the trial that misses the constraints by least."""
@@ -180,7 +180,7 @@ def answer(data: SweepData) -> Answer:
         num_finished=sum(record.state.is_setting_fault for record in data.trials),
         is_running=data.is_running,
         winner=winner,
-        num_repetitions=sum(_same_setting(record, shown) for record in data.trials),
+        repetitions=tuple(record for record in data.trials if _same_setting(record, shown)),
         baseline=data.baseline,
         closest=closest,
         gain=gain(data, winner),

@@ -22,6 +22,7 @@ from autotune.report.answer import Answer, LimitStatus, Verdict, gpu_seconds, st
 from autotune.report.calibration_text import calibration_text
 from autotune.report.drawing import MARKS, mark
 from autotune.report.reading import SweepData
+from autotune.report.repeats import count_text, repeat_marks, repetitions_line
 from autotune.report.summary import CLAIMS, binding_text, gpu_word
 from autotune.report.text import (
     changed_knobs,
@@ -92,6 +93,8 @@ class Row:
     knobs: str
     role: str
     """``winner``, ``baseline`` or empty."""
+    repeats: str
+    """Which trials had the same setting, in words; empty for none."""
 
 
 def report_page(data: SweepData, answer: Answer) -> str:
@@ -127,7 +130,9 @@ def _context(data: SweepData, answer: Answer) -> dict[str, Any]:
         "binding": binding_text(answer) if answer.limits else "",
         "shown": shown,
         "shown_name": trial_name(answer, shown),
-        "rows": [row_of(record, answer, data) for record in data.trials],
+        "rows": rows_of(answer, data),
+        "count": count_text(data.trials),
+        "repetitions": repetitions_line(answer),
         "costs": _cost_bars(data, answer),
         "total_hours": sum(cost.gpu_hours for cost in answer.costs),
         "failures": failures_of(data.trials),
@@ -198,7 +203,13 @@ def _ends(status: LimitStatus) -> str:
     return f"{low} to {high}"
 
 
-def row_of(record: TrialRecord, answer: Answer, data: SweepData) -> Row:
+def rows_of(answer: Answer, data: SweepData) -> list[Row]:
+    """Return all trials as rows of the table."""
+    marks = repeat_marks(data.trials)
+    return [row_of(record, answer, data, marks.get(record.number, "")) for record in data.trials]
+
+
+def row_of(record: TrialRecord, answer: Answer, data: SweepData, repeats: str) -> Row:
     """Return a trial as a row of the table."""
     limits = []
     for constraint in data.config.constraints:
@@ -216,6 +227,7 @@ def row_of(record: TrialRecord, answer: Answer, data: SweepData) -> Row:
         time=format_duration(duration_s(record)),
         knobs=changed_knobs(record.setting, data.baseline_setting),
         role=_role(record, answer),
+        repeats=repeats,
     )
 
 

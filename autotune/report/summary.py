@@ -10,6 +10,7 @@ from collections import Counter
 from autotune.report.answer import Answer, Gain, LimitStatus, Verdict
 from autotune.report.jobs import recovered_lines, repeated_lines, startup_line
 from autotune.report.reading import SweepData
+from autotune.report.repeats import count_text, has_repeats, repetitions_line
 from autotune.report.text import (
     changed_knobs,
     fidelity_note,
@@ -53,9 +54,10 @@ def counts_line(answer: Answer, data: SweepData) -> str:
     stopped = f"{counts['stopped']} stopped early, " if "stopped" in counts else ""
     hours = sum(cost.gpu_hours for cost in answer.costs)
     running = ", running" if answer.is_running else ""
+    settings = f" ({count_text(data.trials)})" if has_repeats(data.trials) else ""
     return (
         f"Sweep {answer.sweep}{running}: {answer.num_finished} of {answer.num_trials} trials "
-        f"finished: {counts.get('feasible', 0)} feasible, {counts.get('infeasible', 0)} "
+        f"finished{settings}: {counts.get('feasible', 0)} feasible, {counts.get('infeasible', 0)} "
         f"infeasible, {stopped}{answer.num_finished - sum(others)} failed; "
         f"{format_number(hours)} {gpu_word(data)}-hours."
     )
@@ -119,12 +121,11 @@ def _headline(answer: Answer, data: SweepData) -> list[str]:
             f"Least infeasible: trial {shown.number}, {answer.objective} {value} [{knobs}]",
         ]
     line = f"Winner: trial {shown.number}, {answer.objective} {value}"
-    if answer.num_repetitions > 1:
-        line += f", measured {answer.num_repetitions} times"
+    repeated = [text] if (text := repetitions_line(answer)) else []
     if answer.verdict is Verdict.BASELINE_IS_BEST:
-        return [f"{line}: the baseline itself.", CLAIMS[answer.verdict]]
+        return [f"{line}: the baseline itself.", *repeated, CLAIMS[answer.verdict]]
     if answer.gain is None:
-        return [f"{line}; the baseline was not measured.", CLAIMS[answer.verdict]]
+        return [f"{line}; the baseline was not measured.", *repeated, CLAIMS[answer.verdict]]
     in_sweep = []
     if answer.gain.is_verified:
         assert answer.baseline is not None
@@ -134,6 +135,7 @@ def _headline(answer: Answer, data: SweepData) -> list[str]:
         line += format_value(answer.gain.metric, answer.gain.winner)
     return [
         f"{line}, {gain_text(answer.gain)}.",
+        *repeated,
         _baseline_line(answer, answer.gain),
         CLAIMS[answer.verdict],
         *in_sweep,

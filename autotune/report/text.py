@@ -83,6 +83,17 @@ def format_duration(seconds: float) -> str:
     return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
 
 
+def plural(count: int, noun: str) -> str:
+    """Return a count with its noun: 1 trial, 2 trials."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def joined(words: Sequence[str]) -> str:
+    """Return a list in words: a, b and c."""
+    *most, last = words
+    return f"{', '.join(most)} and {last}" if most else last
+
+
 def format_number(value: float) -> str:
     """Return a number with three digits, more only in front of the decimal point."""
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"

@@ -192,4 +192,4 @@ def test_a_repetition_of_the_baseline_that_wins_is_the_baseline() -> None:
     again = trial(7, 101.0, setting=trial(0).setting, params=trial(0).params)
     found = answer(sweep_data([trial(0), again]))
     assert found.verdict is Verdict.BASELINE_IS_BEST and found.gain is None
-    assert found.num_repetitions == 2
+    assert [record.number for record in found.repetitions] == [0, 7]

@@ -229,3 +229,15 @@ def test_paper_is_white_and_holds_every_trial(
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
     color = "return getComputedStyle(document.body).backgroundColor"
     assert browser.execute_script(color) == "rgb(255, 255, 255)"
+
+
+def test_trials_of_one_setting_are_marked_in_the_table_and_at_the_winner() -> None:
+    again = trial(2, 652.0, setting=trial(1).setting, params=trial(1).params)
+    data = sweep_data([trial(0), trial(1, 711.0), again])
+    page = report_page(data, answer(data))
+    hero, rest = body_of(page).split("Where the gain comes from")
+    assert "Trials 1 and 2 are one setting, measured 2 times (711 and 652)" in hero
+    assert "3 trials, 2 settings" in rest
+    assert "1repeated by 2" in rest and "2 winnerrepeats trial 1" in rest
+    best_so_far = rest.split("How the search went")[1].split("When each trial ran")[0]
+    assert "Trials 1 and 2 are one setting" in best_so_far

@@ -45,7 +45,8 @@ if (table) {
       row.hidden = !words.every((word) => new RegExp("(^|\\W)" + escapeText(word)).test(text));
       shown += row.hidden ? 0 : 1;
     }
-    count.textContent = shown + " of " + body.rows.length + " trials";
+    count.textContent = words.length
+      ? shown + " of " + body.rows.length + " trials" : count.dataset.all;
   });
 }
 
