@@ -75,7 +75,7 @@ def run(options: argparse.Namespace) -> ExitCode:
             print(result.stop_reason)
         print(f"Records: {folder}\nReport: {folder / HTML_FILE}", flush=True)
         if result.verification is not None:
-            print(verification_text(result.verification))
+            print(verification_text(result.verification, sweep.config.resources.device))
         if result.is_complete and result.best is not None:
             print(next_step(result, data))
     if result.failure:

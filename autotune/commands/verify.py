@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> ExitCode:
     if found is None:
         print("Interrupted; run the command without --again to go on.", file=sys.stderr)
         return ExitCode.INTERRUPTED
-    print(verification_text(found))
+    print(verification_text(found, sweep.config.resources.device))
     return ExitCode.DONE if found.winner is not None else ExitCode.FAILED
 
 

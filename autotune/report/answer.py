@@ -246,7 +246,8 @@ def _verified_gain(data: SweepData, winner: TrialRecord | None) -> Gain | None:
     assert data.verification is not None and data.verification.baseline is not None
     assert verified.objective is not None
     estimate, metric = verified.gain_ratio, data.verification.objective
-    basis = f"{estimate.num_jobs} pairs of cold jobs, interleaved"
+    pairs = estimate.num_jobs
+    basis = f"{pairs} pairs ({2 * pairs} cold jobs), interleaved"
     is_same = metric == data.config.objective.metric
     return Gain(
         ratio=estimate.value,

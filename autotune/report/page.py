@@ -21,6 +21,7 @@ from autotune.report import effects
 from autotune.report.answer import Answer, LimitStatus, Verdict, gpu_seconds, startup_median_s
 from autotune.report.calibration_text import calibration_text
 from autotune.report.drawing import MARKS, mark
+from autotune.report.proof import proof_of, ratios_text
 from autotune.report.reading import SweepData
 from autotune.report.repeats import count_text, repeat_marks, repetitions_line
 from autotune.report.summary import CLAIMS, binding_text, gpu_word
@@ -116,7 +117,7 @@ def write_report(path: Path, data: SweepData, answer: Answer) -> None:
 def _context(data: SweepData, answer: Answer) -> dict[str, Any]:
     from plotly.offline import get_plotlyjs
 
-    shown = answer.shown
+    shown, proof = answer.shown, proof_of(data)
     return {
         "data": data,
         "answer": answer,
@@ -135,6 +136,8 @@ def _context(data: SweepData, answer: Answer) -> dict[str, Any]:
         "repetitions": repetitions_line(answer),
         "costs": _cost_bars(data, answer),
         "total_hours": sum(cost.gpu_hours for cost in answer.costs),
+        "proof": proof,
+        "ratios": ratios_text(proof.pairs) if proof is not None else [],
         "failures": failures_of(data.trials),
         "figures": figures_of(data, answer),
         "startup_s": startup_median_s(data.trials),

@@ -28,7 +28,7 @@ from autotune.store import (
     VERSIONS_FILE,
     SweepStore,
 )
-from autotune.verification import Verification
+from autotune.verification import Verification, VerifyJob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +50,8 @@ class SweepData:
     """What was measured on the cluster's links and devices."""
     verification: Verification | None
     """What cold, interleaved jobs of the baseline and the best settings found."""
+    verify_jobs: Sequence[VerifyJob]
+    """Cold jobs of all verifications of the folder, in the order in which they ran."""
 
     @property
     def baseline(self) -> TrialRecord | None:
@@ -122,6 +124,7 @@ def read_sweep(folder: Path | str) -> SweepData:
         has_best_file=(path / BEST_FILE).exists(),
         calibration=read_record(calibration) if calibration.exists() else None,
         verification=_read_verification(verification) if verification.exists() else None,
+        verify_jobs=store.read_verify_jobs(),
     )
 
 

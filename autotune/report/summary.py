@@ -13,6 +13,7 @@ from autotune.report.reading import SweepData
 from autotune.report.repeats import count_text, has_repeats, repetitions_line
 from autotune.report.text import (
     changed_knobs,
+    device_word,
     fidelity_note,
     format_number,
     format_value,
@@ -65,7 +66,7 @@ def counts_line(answer: Answer, data: SweepData) -> str:
 
 def gpu_word(data: SweepData) -> str:
     """Return what a rank holds."""
-    return "GPU" if data.config.resources.device == "gpu" else "rank"
+    return device_word(data.config.resources.device)
 
 
 def gain_text(gain: Gain) -> str:

@@ -83,6 +83,11 @@ def format_duration(seconds: float) -> str:
     return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
 
 
+def device_word(device: str) -> str:
+    """Return what a rank holds, as hours are counted: GPU, or rank where there is none."""
+    return "GPU" if device == "gpu" else "rank"
+
+
 def plural(count: int, noun: str) -> str:
     """Return a count with its noun: 1 trial, 2 trials."""
     return f"{count} {noun}{'' if count == 1 else 's'}"

@@ -5,15 +5,21 @@ Runs in the driver. Pure functions from records to text.
 
 from collections.abc import Sequence
 
-from autotune.objective import TrialState
-from autotune.report.text import format_duration, format_value
+from autotune.objective import BASELINE, TrialState
+from autotune.report.text import device_word, format_number, format_value, plural
 from autotune.settings import SweepConfig
-from autotune.verification import CandidateResult, Estimate, Verification, VerifyJob
+from autotune.verification import CandidateResult, Decision, Estimate, Verification, VerifyJob
+
+_WORDS = {
+    Decision.PROVEN: "Proven faster",
+    Decision.NOT_PROVEN: "Not proven",
+    Decision.WORSE: "Worse",
+}
 
 
 def job_line(job: VerifyJob, num_done: int, max_jobs: int, config: SweepConfig) -> str:
     """Return what one cold job measured, on one line."""
-    name = "baseline" if job.trial == 0 else f"trial {job.trial}"
+    name = setting_name(job.trial)
     record = job.record
     if record.state is not TrialState.COMPLETE:
         measured = f"failed ({record.state.value}): {record.cause}"
@@ -27,19 +33,44 @@ def job_line(job: VerifyJob, num_done: int, max_jobs: int, config: SweepConfig) 
     return f"verify job {num_done} of at most {max_jobs}, {name}: {measured}"
 
 
-def verification_text(found: Verification) -> str:
-    """Return the outcome: each setting's decision, gain and constraints, and what it cost."""
+def setting_name(trial: int) -> str:
+    """Return what a verification calls the setting of one of the sweep's trials."""
+    return "baseline" if trial == BASELINE else f"trial {trial}"
+
+
+def knowledge_text(candidate: CandidateResult, found: Verification) -> str:
+    """Return what is known of a setting, how well against what was asked, and why it ended."""
+    word, gain = _WORDS[candidate.decision], candidate.gain_ratio
+    if gain is None:
+        return f"{word}; no gain was measured: {found.why_ended}."
+    return (
+        f"{word}; its size is known to {100 * gain.width_ratio:.0f} % of the gain, "
+        f"{100 * found.interval_width_ratio:.0f} % was asked: {found.why_ended}."
+    )
+
+
+def hours_text(found: Verification, device: str) -> str:
+    """Return what the jobs of a verification cost."""
+    hours = format_number(found.gpu_seconds / 3600)
+    return f"{hours} {device_word(device)}-hours in {plural(found.num_jobs, 'cold job')}"
+
+
+def verification_text(found: Verification, device: str) -> str:
+    """Return the outcome: each setting's decision, gain and constraints, and what it cost.
+
+    Args:
+        found: The outcome.
+        device: ``resources.device`` of the sweep.
+    """
     lines = [
-        f"Verified {found.sweep}: {found.num_jobs} cold jobs of whole steps, interleaved; "
-        f"{found.why_ended}.",
+        f"Verified {found.sweep}: {plural(found.num_jobs, 'cold job')} of whole steps, "
+        "interleaved.",
         f"  base job: {_measured(found.objective, found.baseline)}",
     ]
     for candidate in found.candidates:
         lines += _candidate_lines(candidate, found)
     lines += _claim_lines(found)
-    hours = found.gpu_seconds / 3600
-    return "\n".join([*lines, f"  cost: {format_duration(found.gpu_seconds)} of GPU time "
-                              f"({hours:.2f} GPU-hours)."])  # fmt: skip
+    return "\n".join([*lines, f"  cost: {hours_text(found, device)}."])
 
 
 def _candidate_lines(candidate: CandidateResult, found: Verification) -> list[str]:
@@ -47,6 +78,7 @@ def _candidate_lines(candidate: CandidateResult, found: Verification) -> list[st
     mark = ", the winner" if candidate.number == found.winner else ""
     lines = [
         f"  trial {candidate.number}: {decision}{mark}. {candidate.reason}",
+        f"    {knowledge_text(candidate, found)}",
         f"    {found.objective}: {_measured(found.objective, candidate.objective)}",
     ]
     for check in candidate.constraints:

@@ -109,5 +109,6 @@ def sweep_data(
         "has_best_file": True,
         "calibration": None,
         "verification": None,
+        "verify_jobs": (),
     }
     return SweepData(**{**values, **changes})

@@ -169,7 +169,7 @@ def test_a_proven_trial_wins_over_a_luckier_one_with_the_verified_interval() -> 
     assert found.verdict is Verdict.PROVEN
     assert found.winner is not None and found.winner.number == 1
     assert found.gain is not None and (found.gain.low, found.gain.high) == (1.5, 1.7)
-    assert found.gain.basis == "5 pairs of cold jobs, interleaved"
+    assert found.gain.basis == "5 pairs (10 cold jobs), interleaved"
     assert found.gain.is_verified and (found.gain.baseline, found.gain.winner) == (100.0, 160.0)
 
 

@@ -8,7 +8,7 @@ from test_verification import verification
 from verify_cases import LIMIT, OBJECTIVE, record
 
 from autotune.objective import TrialState
-from autotune.report.verify_text import job_line, verification_text
+from autotune.report.verify_text import job_line, knowledge_text, verification_text
 from autotune.settings import (
     BaseJobConfig,
     ResourcesConfig,
@@ -16,7 +16,7 @@ from autotune.settings import (
     SweepConfig,
     TrialConfig,
 )
-from autotune.verification import Decision, VerifyJob
+from autotune.verification import Decision, Estimate, VerifyJob
 
 CONFIG = SweepConfig(
     name="tiny",
@@ -52,11 +52,26 @@ def test_a_failed_job_says_its_cause() -> None:
 
 
 def test_the_outcome_names_the_winner_its_gain_and_its_constraints() -> None:
-    text = verification_text(verification())
+    text = verification_text(verification(), "gpu")
     assert "trial 3: PROVEN, the winner. 1.5 [1.4, 1.6] times the base job" in text
     assert f"{OBJECTIVE}: 150 tokens/s/GPU [149 tokens/s/GPU, 151 tokens/s/GPU]" in text
     assert "exposed_comm_ratio: 10 % [9 %, 11 %], limit 20 %, kept; base job n/a" in text
-    assert "NOT PROVEN" in verification_text(verification(Decision.NOT_PROVEN))
+    assert text.endswith("cost: 0.178 GPU-hours in 8 cold jobs.")
+    assert "cost: 0.178 rank-hours" in verification_text(verification(), "cpu")
+    assert "NOT PROVEN" in verification_text(verification(Decision.NOT_PROVEN), "gpu")
+
+
+def test_the_width_that_was_reached_stands_beside_the_one_that_was_asked() -> None:
+    said = "Proven faster; its size is known to 13 % of the gain, 20 % was asked: the interval is"
+    assert said in verification_text(verification(), "gpu")
+    wide = Estimate(value=1.8, low=1.34, high=2.42, num_jobs=4)
+    found = dataclasses.replace(verification(), why_ended="all 8 jobs ran (verify.max_jobs)")
+    assert knowledge_text(dataclasses.replace(found.candidates[0], gain_ratio=wide), found) == (
+        "Proven faster; its size is known to 60 % of the gain, 20 % was asked: "
+        "all 8 jobs ran (verify.max_jobs)."
+    )
+    lost = dataclasses.replace(found.candidates[0], decision=Decision.WORSE, gain_ratio=None)
+    assert knowledge_text(lost, found).startswith("Worse; no gain was measured: all 8 jobs")
 
 
 @pytest.mark.parametrize(
@@ -69,4 +84,4 @@ def test_the_outcome_names_the_winner_its_gain_and_its_constraints() -> None:
 )
 def test_a_files_claim_is_held_against_the_measurement(claimed: Any, said: str) -> None:
     found = dataclasses.replace(verification(), claim={"gain_ratio": claimed})
-    assert said in verification_text(found)
+    assert said in verification_text(found, "gpu")
