@@ -92,6 +92,8 @@ class LimitStatus:
     low: float | None
     """Lower end of the value's interval over cold jobs; None unless verified."""
     high: float | None
+    num_jobs: int | None
+    """Cold jobs of a verification behind ``value``; None: it is of the sweep's own job."""
     baseline: float | None
     """The baseline's own value: the noise floor of consistency metrics."""
     headroom_ratio: float | None
@@ -145,6 +147,8 @@ class Answer:
     """Without a winner: the trial that misses the constraints by least."""
     gain: Gain | None
     """None without a winner other than the baseline, or without a measured baseline."""
+    sweep_gain: Gain | None
+    """The same in the sweep's own jobs, where ``gain`` is a verification's; else ``gain``."""
     limits: tuple[LimitStatus, ...]
     """The constraints at the winner, or at the closest trial."""
     binding: str | None
@@ -184,6 +188,7 @@ def answer(data: SweepData) -> Answer:
         baseline=data.baseline,
         closest=closest,
         gain=gain(data, winner),
+        sweep_gain=sweep_gain(data, winner),
         limits=limits,
         binding=_binding(limits),
         changes=changes(data, winner),
@@ -213,9 +218,11 @@ def gain(data: SweepData, winner: TrialRecord | None) -> Gain | None:
 
     A verification's word counts before that of the sweep's own jobs.
     """
-    verified = _verified_gain(data, winner)
-    if verified is not None:
-        return verified
+    return _verified_gain(data, winner) or sweep_gain(data, winner)
+
+
+def sweep_gain(data: SweepData, winner: TrialRecord | None) -> Gain | None:
+    """Return a trial's gain over the baseline in the sweep's own jobs; None as :func:`gain`."""
     objective = data.config.objective.metric
     reference = data.baseline.value(objective) if data.baseline is not None else None
     value = winner.value(objective) if winner is not None else None
@@ -390,6 +397,7 @@ def _limit(
         reason=shown.absent.get(metric, "") if value is None else "",
         low=measured.low if measured is not None else None,
         high=measured.high if measured is not None else None,
+        num_jobs=measured.num_jobs if measured is not None else None,
         baseline=floor,
         headroom_ratio=None if value is None else 1 - value / constraint.max,
         num_refused=num_refused,

@@ -23,8 +23,14 @@ from autotune.report.calibration_text import calibration_text
 from autotune.report.drawing import MARKS, mark
 from autotune.report.proof import proof_of, ratios_text
 from autotune.report.reading import SweepData
-from autotune.report.repeats import count_text, repeat_marks, repetitions_line
-from autotune.report.summary import CLAIMS, binding_text, gpu_word
+from autotune.report.repeats import count_text, repeat_marks, repetitions_line, settings_text
+from autotune.report.summary import (
+    CLAIMS,
+    TWO_KINDS_OF_JOBS,
+    binding_text,
+    gpu_word,
+    source_text,
+)
 from autotune.report.text import (
     changed_knobs,
     duration_s,
@@ -74,6 +80,8 @@ class Gauge:
     """Head-room in words."""
     interval: str
     """Of the value over cold jobs; empty unless verified."""
+    source: str
+    """Which jobs the value is of; empty where there is no value."""
     width_percent: float
     tone: str
     is_binding: bool
@@ -133,10 +141,12 @@ def _context(data: SweepData, answer: Answer) -> dict[str, Any]:
         "shown_name": trial_name(answer, shown),
         "rows": rows_of(answer, data),
         "count": count_text(data.trials),
+        "settings": settings_text(data.trials),
         "repetitions": repetitions_line(answer),
         "costs": _cost_bars(data, answer),
         "total_hours": sum(cost.gpu_hours for cost in answer.costs),
         "proof": proof,
+        "two_kinds_of_jobs": TWO_KINDS_OF_JOBS,
         "ratios": ratios_text(proof.pairs) if proof is not None else [],
         "failures": failures_of(data.trials),
         "figures": figures_of(data, answer),
@@ -193,6 +203,7 @@ def gauge_of(status: LimitStatus, binding: str | None) -> Gauge:
         baseline=format_value(status.metric, status.baseline),
         room=text,
         interval=_ends(status),
+        source="" if status.value is None else source_text(status),
         width_percent=0.0 if room is None else min(100.0, max(0.0, 100 * (1 - room))),
         tone=tone,
         is_binding=status.metric == binding,

@@ -15,8 +15,12 @@ from autotune.report.text import format_number, joined, plural
 
 def count_text(trials: Sequence[TrialRecord]) -> str:
     """Return how many trials ran how many settings."""
-    trials_text = plural(len(trials), "trial")
-    return f"{trials_text}, {plural(len(_by_setting(trials)), 'setting')}"
+    return f"{plural(len(trials), 'trial')}, {settings_text(trials)}"
+
+
+def settings_text(trials: Sequence[TrialRecord]) -> str:
+    """Return how many settings ran."""
+    return plural(len(_by_setting(trials)), "setting")
 
 
 def has_repeats(trials: Sequence[TrialRecord]) -> bool:

@@ -10,7 +10,7 @@ from collections import Counter
 from autotune.report.answer import Answer, Gain, LimitStatus, Verdict
 from autotune.report.jobs import recovered_lines, repeated_lines, startup_line
 from autotune.report.reading import SweepData
-from autotune.report.repeats import count_text, has_repeats, repetitions_line
+from autotune.report.repeats import has_repeats, repetitions_line, settings_text
 from autotune.report.text import (
     changed_knobs,
     device_word,
@@ -19,6 +19,7 @@ from autotune.report.text import (
     format_value,
     is_failed,
     knob_text,
+    plural,
 )
 
 CLAIMS = {
@@ -30,6 +31,12 @@ CLAIMS = {
     Verdict.NOTHING_FEASIBLE: "No trial is feasible.",
     Verdict.NOTHING_FINISHED: "No trial has finished yet.",
 }
+
+
+TWO_KINDS_OF_JOBS = (
+    "The sweep's live jobs and the proof's cold jobs differ (another time, fresh processes): "
+    "compare ratios within each only."
+)
 
 
 def summary_text(answer: Answer, data: SweepData) -> str:
@@ -55,7 +62,7 @@ def counts_line(answer: Answer, data: SweepData) -> str:
     stopped = f"{counts['stopped']} stopped early, " if "stopped" in counts else ""
     hours = sum(cost.gpu_hours for cost in answer.costs)
     running = ", running" if answer.is_running else ""
-    settings = f" ({count_text(data.trials)})" if has_repeats(data.trials) else ""
+    settings = f" ({settings_text(data.trials)})" if has_repeats(data.trials) else ""
     return (
         f"Sweep {answer.sweep}{running}: {answer.num_finished} of {answer.num_trials} trials "
         f"finished{settings}: {counts.get('feasible', 0)} feasible, {counts.get('infeasible', 0)} "
@@ -77,6 +84,13 @@ def gain_text(gain: Gain) -> str:
     return f"{gain.ratio:.2f} times the baseline ({interval}: {gain.basis})"
 
 
+def source_text(limit: LimitStatus) -> str:
+    """Return which jobs a constraint's value is of."""
+    if limit.num_jobs is None:
+        return "in the sweep's job"
+    return f"in {plural(limit.num_jobs, 'cold job')}"
+
+
 def limit_text(limit: LimitStatus) -> str:
     """Return a constraint's value against its limit, in words."""
     bound = format_value(limit.metric, limit.max)
@@ -87,7 +101,7 @@ def limit_text(limit: LimitStatus) -> str:
     value = format_value(limit.metric, limit.value)
     if limit.low is not None and limit.high is not None:
         low, high = (format_value(limit.metric, end) for end in (limit.low, limit.high))
-        value += f" ({low} to {high})"
+        value += f" ({low} to {high}, {source_text(limit)})"
     floor = format_value(limit.metric, limit.baseline)
     return f"{limit.metric}: {value} of {bound}, {state}; baseline {floor}"
 
@@ -131,7 +145,8 @@ def _headline(answer: Answer, data: SweepData) -> list[str]:
     if answer.gain.is_verified:
         assert answer.baseline is not None
         own = format_value(answer.objective, answer.baseline.value(answer.objective))
-        in_sweep = [f"In the sweep's own jobs: {value}, baseline {own}."]
+        ratio = "" if answer.sweep_gain is None else f", {answer.sweep_gain.ratio:.2f} times"
+        in_sweep = [f"In the sweep's own jobs: {value}, baseline {own}{ratio}. {TWO_KINDS_OF_JOBS}"]
         line = f"Winner: trial {shown.number}, {answer.gain.metric} "
         line += format_value(answer.gain.metric, answer.gain.winner)
     return [

@@ -11,6 +11,7 @@ from autotune.objective import TrialRecord, TrialState
 from autotune.report.answer import answer
 from autotune.report.page import report_page
 from autotune.report.proof import jobs_of, pair_ratios, proof_of, ratios_text
+from autotune.report.summary import summary_text
 from autotune.verification import Decision, Verification, VerifyJob
 
 ORDER = [(0, 0, 100.0), (0, 1, 150.0), (1, 1, 160.0), (1, 0, 80.0)]
@@ -116,3 +117,25 @@ def test_without_jobs_the_page_says_so_and_without_a_verification_has_no_proof(
     page = report_page(data, answer(data))
     assert ("does not hold the jobs of this verification" in page) is proven
     assert ("<h2>The proof</h2>" in page) is proven
+
+
+def test_ratios_of_the_proof_and_of_the_sweep_stand_apart() -> None:
+    data = sweep_data([trial(0), trial(1, 150.0)], verification=found(), verify_jobs=jobs())
+    result = answer(data)
+    assert result.gain is not None and result.gain.ratio == pytest.approx(1.6)
+    assert result.sweep_gain is not None and result.sweep_gain.ratio == pytest.approx(1.5)
+    card = report_page(data, result).split("Winner against baseline")[1].split("Constraints")[0]
+    verified, own = card.split("in the sweep's own jobs")
+    assert "1.60×" in verified and "1.50×" not in verified and "1.50×" in own
+    assert "compare ratios within each only" in own.replace("&#39;", "'")
+    assert "baseline 100 tokens/s/GPU, 1.50 times. The sweep's live jobs" in summary_text(
+        result, data
+    )
+
+
+def test_a_constraint_says_which_jobs_its_value_is_of() -> None:
+    proven = sweep_data([trial(0), trial(1, 150.0)], verification=found())
+    card = report_page(proven, answer(proven)).split("<h2>Constraints")[1]
+    assert "50 % head-room, in 5 cold jobs: 40 % to 54 %" in card
+    own = sweep_data([trial(0), trial(1, 150.0)])
+    assert "44 % head-room, in the sweep&#39;s job" in report_page(own, answer(own))

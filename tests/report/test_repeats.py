@@ -26,7 +26,7 @@ def test_the_winners_repetitions_are_said_with_what_each_measured() -> None:
         "Trials 1 and 2 are one setting, measured 2 times (711 and 652); "
         "the winner's record is the cautious one."
     )
-    assert "3 of 9 trials finished (3 trials, 2 settings)" in counts_line(answer(data), data)
+    assert "3 of 9 trials finished (2 settings)" in counts_line(answer(data), data)
 
 
 def test_of_three_repetitions_the_middle_one_stands_for_the_setting() -> None:
