@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 
 from autotune.knobs import KnobValue
-from autotune.measure.stats import median
 from autotune.metrics import METRICS, STEP_KEYS
 from autotune.objective import (
     BASELINE,
@@ -320,12 +319,6 @@ def gpu_seconds(record: TrialRecord, num_ranks: int) -> float:
     """Return what a trial cost; of a trial that was lost before it could say, by its clock."""
     measured = record.metrics.get("gpu_seconds")
     return measured if measured is not None else duration_s(record) * num_ranks
-
-
-def startup_median_s(trials: Sequence[TrialRecord]) -> float | None:
-    """Return the median start-up time; None when no job reached its first step."""
-    values = [value for r in trials if (value := r.metrics.get("startup_s")) is not None]
-    return median(values) if values else None
 
 
 def is_baseline(data: SweepData, record: TrialRecord) -> bool:

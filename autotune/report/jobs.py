@@ -17,6 +17,23 @@ _STARTS = {
 }
 
 
+TERMS = {
+    "cold": "a job in fresh processes; a trial with start cold ran in one, every job of a proof does",
+    "engine": "start of a trial in the live job of the trial before it, training engines rebuilt",
+    "hot": "start of a trial in the live job of the trial before it, engines kept: weights, "
+    "optimizer and settings put back",
+    "pair": "a cold job of a setting and one of the baseline in the same block; it gives one ratio",
+    "interleaved": "the blocks' jobs run in turn, every other block in reverse (baseline, setting, "
+    "setting, baseline, ...), so that the slow drift of a machine meets all alike",
+}
+"""Words of the reports -> what they mean."""
+
+
+def start_legend() -> str:
+    """Return what the kinds of start mean, on one line."""
+    return "; ".join(f"{start.value}: {TERMS[start.value]}" for start in Start)
+
+
 def startup_line(records: Sequence[TrialRecord]) -> str:
     """Return what a start took, by its kind; empty when none is known."""
     parts = []

@@ -18,9 +18,10 @@ from autotune.config import to_yaml
 from autotune.metrics import METRICS
 from autotune.objective import TrialRecord
 from autotune.report import effects
-from autotune.report.answer import Answer, LimitStatus, Verdict, gpu_seconds, startup_median_s
+from autotune.report.answer import Answer, LimitStatus, Verdict, gpu_seconds
 from autotune.report.calibration_text import calibration_text
 from autotune.report.drawing import MARKS, mark
+from autotune.report.jobs import TERMS, start_legend, startup_line
 from autotune.report.proof import proof_of, ratios_text
 from autotune.report.reading import SweepData
 from autotune.report.repeats import count_text, repeat_marks, repetitions_line, settings_text
@@ -146,11 +147,13 @@ def _context(data: SweepData, answer: Answer) -> dict[str, Any]:
         "costs": _cost_bars(data, answer),
         "total_hours": sum(cost.gpu_hours for cost in answer.costs),
         "proof": proof,
+        "start_legend": start_legend(),
+        "startup": startup_line(data.trials),
+        "terms": TERMS,
         "two_kinds_of_jobs": TWO_KINDS_OF_JOBS,
         "ratios": ratios_text(proof.pairs) if proof is not None else [],
         "failures": failures_of(data.trials),
         "figures": figures_of(data, answer),
-        "startup_s": startup_median_s(data.trials),
         "metrics": [METRICS[name] for name in METRICS if _is_held(data, name)],
         "config_text": to_yaml(data.config),
         "calibration_text": calibration_text(data.calibration) if data.calibration else "",

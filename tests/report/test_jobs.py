@@ -3,7 +3,13 @@
 from report_cases import failed, trial
 
 from autotune.objective import JobOutcome, Recovery, Start, TrialState
-from autotune.report.jobs import recovered_lines, repeated_lines, startup_line
+from autotune.report.jobs import (
+    TERMS,
+    recovered_lines,
+    repeated_lines,
+    start_legend,
+    startup_line,
+)
 
 
 def test_starts_are_told_apart() -> None:
@@ -47,3 +53,8 @@ def test_a_rule_that_did_not_help_is_told_too() -> None:
     job = JobOutcome(start=Start.COLD, state=TrialState.NAN, cause="still nan", rule="nan: x=1")
     (line,) = recovered_lines([failed(6, TrialState.NAN, other_jobs=[job])])
     assert line == "trial 6: nan; the rule nan: x=1 did not help: nan (still nan)"
+
+
+def test_every_kind_of_start_is_explained() -> None:
+    for start in Start:
+        assert f"{start.value}: {TERMS[start.value]}" in start_legend()

@@ -12,6 +12,7 @@ from browser import open_browser, show
 from report_cases import failed, measured, sweep_data, trial
 from sweep_maker import SweepSpec, make_sweep
 
+from autotune.objective import Start
 from autotune.report.answer import answer
 from autotune.report.page import figures_of, gauge_of, interval_of, report_page, write_report
 from autotune.report.reading import SweepData, read_sweep
@@ -241,3 +242,13 @@ def test_trials_of_one_setting_are_marked_in_the_table_and_at_the_winner() -> No
     assert "1repeated by 2" in rest and "2 winnerrepeats trial 1" in rest
     best_so_far = rest.split("How the search went")[1].split("When each trial ran")[0]
     assert "Trials 1 and 2 are one setting" in best_so_far
+
+
+def test_the_table_says_how_each_trial_started_and_the_page_explains_it() -> None:
+    data = sweep_data([trial(0), trial(1, 150.0, start=Start.ENGINE), trial(2, start=Start.HOT)])
+    page = report_page(data, answer(data))
+    table = page.split('id="all"')[1].split("</table>")[0]
+    assert re.findall(r'<td data-sort="(\w+)" title="\1: ', table) == ["cold", "engine", "hot"]
+    assert 'title="cold: a job in fresh processes' in table
+    meanings = page.split("What each number means")[1]
+    assert all(f"<dt><b>{word}</b></dt>" in meanings for word in ("cold", "pair", "interleaved"))
