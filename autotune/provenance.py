@@ -6,13 +6,14 @@ measurement against.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from autotune.knobs import KNOBS
 from autotune.metrics import METRICS
 from autotune.objective import TrialRecord, TrialState
+from autotune.report.by_itself import effect_of
 from autotune.report.reading import SweepData
 from autotune.report.text import fidelity_note, format_value
 from autotune.settings import SweepConfig
@@ -180,31 +181,13 @@ def _effect(
     knob: str, choice: Choice, trials: Sequence[TrialRecord], objective: str
 ) -> str:
     """Say what a knob did by itself, from two trials of the sweep that differ in nothing else."""
-    setting, base = choice.record.setting, choice.baseline.setting
-    without = _trial_with({**setting, knob: base[knob]}, trials)
-    alone = _trial_with({**base, knob: setting[knob]}, trials)
-    for after, before in ((choice.record, without), (alone, choice.baseline)):
-        if after is None or before is None:
-            continue
-        ratio = _ratio(after, before, objective)
-        if ratio is not None:
-            return (
-                f"by itself {ratio:.2f} times in {objective} (trial {after.number} against "
-                f"{before.number}, one job each)"
-            )
-    return "not measured by itself"
-
-
-def _trial_with(setting: Mapping[str, Any], trials: Sequence[TrialRecord]) -> TrialRecord | None:
-    complete = [record for record in trials if record.state is TrialState.COMPLETE]
-    return next((record for record in complete if record.setting == setting), None)
-
-
-def _ratio(after: TrialRecord, before: TrialRecord, objective: str) -> float | None:
-    first, second = before.value(objective), after.value(objective)
-    if first is None or second is None or first <= 0 or second <= 0:
-        return None
-    return second / first
+    found = effect_of(knob, choice.record, choice.baseline, trials, objective)
+    if found is None:
+        return "not measured by itself"
+    return (
+        f"by itself {found.ratio:.2f} times in {objective} (trial {found.after.number} against "
+        f"{found.before.number}, one job each)"
+    )
 
 
 def _hardware_lines(data: SweepData, choice: Choice) -> list[str]:

@@ -16,13 +16,13 @@ import numpy as np
 from autotune.knobs import KnobValue
 from autotune.measure.stats import median
 from autotune.objective import TrialRecord, is_maximised
-from autotune.report.text import format_number, knob_text
+from autotune.report.text import format_number, knob_text, plural
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
-MIN_TRIALS = 8
-"""Completed trials below which importance would be noise."""
+MIN_SETTINGS = 10
+"""Completed distinct settings below which importance would be noise."""
 MAX_CATEGORIES = 8
 """Numbers of more different values than this are put into bins."""
 NUM_BINS = 5
@@ -65,7 +65,7 @@ def varied_knobs(trials: Sequence[TrialRecord]) -> list[str]:
 
 
 def importances(trials: Sequence[TrialRecord], objective: str) -> dict[str, float]:
-    """Return knob -> importance, the greatest first, summing to 1; empty with too few trials.
+    """Return knob -> importance, the greatest first, summing to 1; empty with too few settings.
 
     Args:
         trials: Completed trials, see :func:`completed`.
@@ -73,7 +73,7 @@ def importances(trials: Sequence[TrialRecord], objective: str) -> dict[str, floa
     """
     knobs = varied_knobs(trials)
     values = {record.value(objective) for record in trials}
-    if len(trials) < MIN_TRIALS or not knobs or len(values) < 2:
+    if num_settings(trials) < MIN_SETTINGS or not knobs or len(values) < 2:
         return {}
     import optuna
     from optuna.trial import create_trial
@@ -90,6 +90,22 @@ def importances(trials: Sequence[TrialRecord], objective: str) -> dict[str, floa
             )
         )
     return dict(optuna.importance.get_param_importances(study))
+
+
+def why_no_importance(trials: Sequence[TrialRecord]) -> str:
+    """Return why importance is not told; empty where enough settings completed."""
+    found = num_settings(trials)
+    if found >= MIN_SETTINGS:
+        return ""
+    return (
+        f"The knobs' importance is not shown: {plural(found, 'setting')} completed, and below "
+        f"{MIN_SETTINGS} it would be noise."
+    )
+
+
+def num_settings(trials: Sequence[TrialRecord]) -> int:
+    """Return how many different settings the trials ran."""
+    return len({tuple(sorted(record.setting.items())) for record in trials})
 
 
 def slice_of(trials: Sequence[TrialRecord], knob: str, objective: str) -> Slice:

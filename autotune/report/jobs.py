@@ -18,7 +18,7 @@ _STARTS = {
 
 
 TERMS = {
-    "cold": "a job in fresh processes; a trial with start cold ran in one, every job of a proof does",
+    "cold": "a job in fresh processes: the start of a sweep's first trial, of every job of a proof",
     "engine": "start of a trial in the live job of the trial before it, training engines rebuilt",
     "hot": "start of a trial in the live job of the trial before it, engines kept: weights, "
     "optimizer and settings put back",

@@ -19,6 +19,7 @@ from autotune.metrics import METRICS
 from autotune.objective import TrialRecord
 from autotune.report import effects
 from autotune.report.answer import Answer, LimitStatus, Verdict, gpu_seconds
+from autotune.report.by_itself import without_effect
 from autotune.report.calibration_text import calibration_text
 from autotune.report.drawing import MARKS, mark
 from autotune.report.jobs import TERMS, start_legend, startup_line
@@ -154,6 +155,10 @@ def _context(data: SweepData, answer: Answer) -> dict[str, Any]:
         "ratios": ratios_text(proof.pairs) if proof is not None else [],
         "failures": failures_of(data.trials),
         "figures": figures_of(data, answer),
+        "why_no_importance": effects.why_no_importance(
+            effects.completed(data.trials, answer.objective)
+        ),
+        "without_effect": without_effect(data, answer),
         "metrics": [METRICS[name] for name in METRICS if _is_held(data, name)],
         "config_text": to_yaml(data.config),
         "calibration_text": calibration_text(data.calibration) if data.calibration else "",

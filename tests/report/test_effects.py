@@ -7,13 +7,14 @@ from report_cases import MICRO, THROUGHPUT, failed, trial
 
 from autotune.objective import TrialRecord
 from autotune.report.effects import (
-    MIN_TRIALS,
+    MIN_SETTINGS,
     completed,
     importances,
     pair_of,
     slice_of,
     top_pairs,
     varied_knobs,
+    why_no_importance,
 )
 
 
@@ -37,16 +38,28 @@ def test_the_knob_that_decides_comes_first_and_all_sum_to_one() -> None:
 
 
 def test_too_few_or_equal_trials_have_no_importance() -> None:
-    assert importances(GRID[: MIN_TRIALS - 1], THROUGHPUT) == {}
+    assert importances(GRID[: MIN_SETTINGS - 1], THROUGHPUT) == {}
+    assert importances(GRID[:MIN_SETTINGS], THROUGHPUT) != {}
     assert importances([at(i, 5.0, big=i) for i in range(20)], THROUGHPUT) == {}
     assert importances([], THROUGHPUT) == {}
 
 
+def test_repetitions_are_no_further_settings() -> None:
+    few = GRID[: MIN_SETTINGS - 1]
+    assert importances([*few, *few], THROUGHPUT) == {}
+    assert why_no_importance([*few, *few]) == (
+        "The knobs' importance is not shown: 9 settings completed, and below 10 it would be noise."
+    )
+    assert why_no_importance(GRID) == ""
+
+
 def test_switches_and_texts_have_importance_too() -> None:
     records = [
-        at(i, 100.0 * (i % 2) + i + 1, on=bool(i % 2), kind="ab"[(i // 2) % 2]) for i in range(16)
+        at(i, 100.0 * (i % 2) + i % 8 + 1, on=bool(i % 2), kind="abcdef"[(i // 2) % 6])
+        for i in range(1, 25)
     ]
-    assert next(iter(importances(records, THROUGHPUT))) == "on"
+    found = importances(records, THROUGHPUT)
+    assert set(found) == {"on", "kind"} and min(found.values()) > 0
 
 
 def test_a_knob_with_one_value_is_not_varied() -> None:
