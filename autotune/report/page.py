@@ -21,6 +21,7 @@ from autotune.report import effects
 from autotune.report.answer import Answer, LimitStatus, Verdict, gpu_seconds
 from autotune.report.by_itself import without_effect
 from autotune.report.calibration_text import calibration_text
+from autotune.report.domain_ends import domain_end_lines
 from autotune.report.drawing import MARKS, mark
 from autotune.report.jobs import TERMS, start_legend, startup_line
 from autotune.report.proof import proof_of, ratios_text
@@ -148,6 +149,7 @@ def _context(data: SweepData, answer: Answer) -> dict[str, Any]:
         "costs": _cost_bars(data, answer),
         "total_hours": sum(cost.gpu_hours for cost in answer.costs),
         "proof": proof,
+        "domain_ends": domain_end_lines(data, answer.winner),
         "start_legend": start_legend(),
         "startup": startup_line(data.trials),
         "terms": TERMS,

@@ -8,6 +8,7 @@ paid once a trial, the second is what was tuned.
 from collections import Counter
 
 from autotune.report.answer import Answer, Gain, LimitStatus, Verdict
+from autotune.report.domain_ends import domain_end_lines
 from autotune.report.jobs import recovered_lines, repeated_lines, startup_line
 from autotune.report.reading import SweepData
 from autotune.report.repeats import has_repeats, repetitions_line, settings_text
@@ -46,6 +47,7 @@ def summary_text(answer: Answer, data: SweepData) -> str:
     if note:
         lines.append(f"Trials are {note}; only the verification runs whole steps.")
     lines += [*_headline(answer, data), *_change_lines(answer)]
+    lines += domain_end_lines(data, answer.winner)
     if answer.limits:
         lines += ["Constraints:", *(f"  {limit_text(limit)}" for limit in answer.limits)]
         lines.append(binding_text(answer))
