@@ -10,7 +10,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from autotune.metrics import METRICS, PHASES, STEP_KEYS
+from autotune.metrics import METRICS, STEP_KEYS
 from autotune.objective import StepKind, StepRecord, TrialRecord, is_better
 from autotune.report.answer import Answer
 from autotune.report.drawing import (
@@ -24,6 +24,7 @@ from autotune.report.drawing import (
     points,
     wrap,
 )
+from autotune.report.phases import phase_seconds, whole_metric
 from autotune.report.reading import SweepData
 from autotune.report.text import duration_s, outcome
 
@@ -133,16 +134,14 @@ def steps_figure(data: SweepData, answer: Answer) -> go.Figure | None:
 def phases_figure(answer: Answer) -> go.Figure | None:
     """Draw the step's phases of the baseline and of the shown trial as two bars."""
     records = [record for record in (answer.shown, answer.baseline) if record is not None]
-    total_s = "update_only_s" if answer.fidelity == "update" else "step_s"
+    total_s = whole_metric(answer)
     records = [record for record in records if record.value(total_s) is not None]
     if not records:
         return None
     unique = list({record.number: record for record in records}.values())
     labels = ["baseline" if record.number == 0 else f"trial {record.number}" for record in unique]
-    parts = {name: [r.value(f"phase_{name}_s") or 0.0 for r in unique] for name in PHASES}
-    total = [record.value(total_s) or 0.0 for record in unique]
-    known = [sum(column) for column in zip(*parts.values(), strict=True)]
-    parts["other"] = [max(0.0, whole - part) for whole, part in zip(total, known, strict=True)]
+    columns = [phase_seconds(record, total_s) for record in unique]
+    parts = {name: [column[name] for column in columns] for name in columns[0]}
     figure = go.Figure()
     for name, seconds in parts.items():
         if any(seconds):

@@ -24,6 +24,7 @@ from autotune.report.calibration_text import calibration_text
 from autotune.report.domain_ends import domain_end_lines
 from autotune.report.drawing import MARKS, mark
 from autotune.report.jobs import TERMS, start_legend, startup_line
+from autotune.report.phases import saved_line
 from autotune.report.proof import proof_of, ratios_text
 from autotune.report.reading import SweepData
 from autotune.report.repeats import count_text, repeat_marks, repetitions_line, settings_text
@@ -149,6 +150,7 @@ def _context(data: SweepData, answer: Answer) -> dict[str, Any]:
         "costs": _cost_bars(data, answer),
         "total_hours": sum(cost.gpu_hours for cost in answer.costs),
         "proof": proof,
+        "saved": saved_line(answer),
         "domain_ends": domain_end_lines(data, answer.winner),
         "start_legend": start_legend(),
         "startup": startup_line(data.trials),
