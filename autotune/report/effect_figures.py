@@ -53,8 +53,23 @@ def slices_figure(
     return finish(panels.figure, height=panels.height + 20, top_px=60)
 
 
-def pair_figure(pair: Pair, unit: str) -> go.Figure:
-    """Draw two knobs as a map of the median objective; cells that nobody tried are empty."""
+def pair_figures(pairs: Sequence[Pair], unit: str) -> list[go.Figure]:
+    """Draw pairs of knobs as maps of the median objective, all on one colour scale.
+
+    Cells that nobody tried are empty; the last map has the scale's bar.
+    """
+    values = [
+        value for pair in pairs for row in pair.medians for value in row if value is not None
+    ]
+    return [
+        _pair_figure(pair, unit, (min(values), max(values)), has_bar=pair is pairs[-1])
+        for pair in pairs
+    ]
+
+
+def _pair_figure(
+    pair: Pair, unit: str, scale: tuple[float, float], *, has_bar: bool
+) -> go.Figure:
     texts = [
         [f"{value:.0f}" if value is not None and value >= 100 else _short(value) for value in row]
         for row in pair.medians
@@ -69,7 +84,10 @@ def pair_figure(pair: Pair, unit: str) -> go.Figure:
             texttemplate="%{text}",
             hovertemplate=f"%{{z:.4g}} {unit}, %{{customdata}} trials<extra></extra>",
             colorscale="Viridis",
-            showscale=False,
+            zmin=scale[0],
+            zmax=scale[1],
+            showscale=has_bar,
+            colorbar={"title": {"text": unit, "side": "right"}, "thickness": 12},
             xgap=2,
             ygap=2,
         )

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 MIN_SETTINGS = 10
 """Completed distinct settings below which importance would be noise."""
+MIN_SETTINGS_OF_PAIRS = 20
+"""Completed distinct settings below which a map of two knobs is mostly empty."""
 MAX_CATEGORIES = 8
 """Numbers of more different values than this are put into bins."""
 NUM_BINS = 5
@@ -139,7 +141,10 @@ def pair_of(trials: Sequence[TrialRecord], x: Slice, y: Slice, objective: str) -
 def top_pairs(
     trials: Sequence[TrialRecord], ranked: Sequence[str], objective: str, *, num_knobs: int = 3
 ) -> list[Pair]:
-    """Return the pairs of the most important knobs, the most important pair first."""
+    """Return the pairs of the most important knobs, the most important pair first; none where too
+    few settings were measured."""
+    if num_settings(trials) < MIN_SETTINGS_OF_PAIRS:
+        return []
     slices = [slice_of(trials, knob, objective) for knob in ranked[:num_knobs]]
     return [pair_of(trials, x, y, objective) for x, y in itertools.combinations(slices, 2)]
 

@@ -55,9 +55,13 @@ def limits_figure(data: SweepData, answer: Answer) -> go.Figure | None:
     if not constraints:
         return None
     panels = grid(len(constraints), 300)
+    named: set[str] = set()
     for index, constraint in enumerate(constraints):
         place = panels.place(index)
-        for trace in _limit_traces(data, answer, records, constraint, show=index == 0):
+        for trace in _limit_traces(data, answer, records, constraint):
+            # A panel may lack what another one shows: the legend names each once.
+            trace.showlegend = trace.name not in named
+            named.add(trace.name)
             panels.figure.add_trace(trace, **place)
         _add_limit(panels.figure, records, constraint, place)
     panels.figure.update_yaxes(title=answer.unit, col=1)
@@ -218,9 +222,16 @@ def _add_limit(
     figure.add_vline(x=constraint.max * scale, line=line, **place)
     figure.update_xaxes(
         title=f"{constraint.metric} ({_unit(constraint.metric)})",
+        **_limit_ticks(constraint.max * scale, right * scale),
         range=[-0.04 * right * scale, right * scale],
         **place,
     )
+
+
+def _limit_ticks(limit: float, right: float) -> dict[str, list[Any]]:
+    """Return ticks at the limit and at halves of it, as far as the axis goes."""
+    values = [half * limit / 2 for half in range(int(2 * CLIP) + 1) if half * limit / 2 <= right]
+    return {"tickvals": values, "ticktext": [f"{value:.3g}" for value in values]}
 
 
 def _limit_traces(
@@ -228,8 +239,6 @@ def _limit_traces(
     answer: Answer,
     records: Sequence[TrialRecord],
     constraint: Any,
-    *,
-    show: bool,
 ) -> list[go.Scatter]:
     scale = _scale(constraint.metric)
     cap = constraint.max * CLIP
@@ -242,7 +251,6 @@ def _limit_traces(
                 [record.value(answer.objective) for record in placed],
                 name=name,
                 hover=[hover(data, answer, record, constraint.metric) for record in placed],
-                show=show,
             )
         )
     for name, record, color, symbol in _landmarks(answer):
@@ -253,12 +261,11 @@ def _limit_traces(
                     x=[min(value, cap) * scale],
                     y=[record.value(answer.objective)],
                     name=name,
-                    mode="markers+text",
-                    text=[name],
-                    textposition="top center",
+                    mode="markers",
                     marker={"color": color, "symbol": symbol, "size": 15},
                     hoverinfo="skip",
-                    showlegend=False,
+                    # A name at the point would stand on its neighbours.
+                    legendgroup=name,
                     cliponaxis=False,
                 )
             )

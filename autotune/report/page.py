@@ -290,8 +290,8 @@ def figures_of(data: SweepData, answer: Answer) -> dict[str, Any]:
         "importance": effect_figures.importance_figure(importances),
         "slices": effect_figures.slices_figure(data, answer, records, slices),
     }
-    for index, pair in enumerate(pairs):
-        drawn[f"pair{index}"] = effect_figures.pair_figure(pair, answer.unit)
+    for index, figure in enumerate(effect_figures.pair_figures(pairs, answer.unit)):
+        drawn[f"pair{index}"] = figure
     return {name: None if figure is None else _embedded(figure) for name, figure in drawn.items()}
 
 

@@ -8,6 +8,7 @@ from report_cases import MICRO, THROUGHPUT, failed, trial
 from autotune.objective import TrialRecord
 from autotune.report.effects import (
     MIN_SETTINGS,
+    MIN_SETTINGS_OF_PAIRS,
     completed,
     importances,
     pair_of,
@@ -24,6 +25,11 @@ def at(number: int, throughput: float, **setting: bool | float | str) -> TrialRe
 
 GRID = [
     at(4 * i + j, 100.0 * i + j + 1, big=i, small=j, fixed=True) for i in range(4) for j in range(4)
+]
+
+
+LARGER = [
+    at(4 * i + j, 100.0 * i + j + 1, big=i, small=j, fixed=True) for i in range(5) for j in range(4)
 ]
 
 
@@ -90,6 +96,11 @@ def test_a_pair_has_an_empty_cell_where_nothing_was_tried() -> None:
 
 
 def test_pairs_are_of_the_most_important_knobs() -> None:
-    pairs = top_pairs(GRID, ["big", "small", "fixed"], THROUGHPUT, num_knobs=2)
+    pairs = top_pairs(LARGER, ["big", "small", "fixed"], THROUGHPUT, num_knobs=2)
     assert [(pair.x.knob, pair.y.knob) for pair in pairs] == [("big", "small")]
     assert MICRO not in varied_knobs(GRID)
+
+
+def test_few_settings_make_no_maps_of_pairs() -> None:
+    assert len(LARGER) == MIN_SETTINGS_OF_PAIRS
+    assert top_pairs(LARGER[:-1], ["big", "small"], THROUGHPUT) == []

@@ -7,6 +7,8 @@ from report_cases import THROUGHPUT, failed, measured, sweep_data, trial
 
 from autotune.report.answer import answer
 from autotune.report.drawing import wrap
+from autotune.report.effect_figures import pair_figures
+from autotune.report.effects import pair_of, slice_of
 from autotune.report.figures import (
     convergence_figure,
     lanes_of,
@@ -16,6 +18,10 @@ from autotune.report.figures import (
     timeline_figure,
 )
 
+RECORDS = [
+    replace(trial(i, value), setting={"x": x, "y": y})
+    for i, (value, x, y) in enumerate([(1.0, 1, 1), (3.0, 1, 2), (7.0, 2, 1)])
+]
 STARTS = ["2026-01-01T00:00:00+00:00", "2026-01-01T00:01:00+00:00", "2026-01-01T00:02:00+00:00"]
 ENDS = ["2026-01-01T00:01:30+00:00", "2026-01-01T00:03:00+00:00", "2026-01-01T00:04:00+00:00"]
 
@@ -101,3 +107,35 @@ def test_without_a_measured_trial_there_is_nothing_to_draw(draw: object) -> None
 def test_long_names_are_broken_for_an_axis() -> None:
     assert wrap("log_prob_micro_batch_size_per_gpu") == "log_prob_micro_batch_<br>size_per_gpu"
     assert wrap("short name") == "short name"
+
+
+def test_the_limit_has_a_tick_and_landmarks_are_named_in_the_legend_once() -> None:
+    records = [
+        replace(r, metrics={**r.metrics, "exposed_comm_ratio": 0.1})
+        for r in (trial(0), trial(1, 150.0))
+    ]
+    data = sweep_data(records)
+    figure = limits_figure(data, answer(data))
+    assert figure is not None
+    assert figure.layout.xaxis.tickvals == (0.0, 10.0, 20.0)
+    assert figure.layout.xaxis2.ticktext == ("0", "45", "90")
+    names = [trace.name for trace in figure.data if trace.showlegend]
+    assert names == ["feasible", "baseline", "winner"]
+    assert all("text" not in trace.mode for trace in figure.data)
+
+
+def test_ticks_go_on_beyond_the_limit_where_trials_do() -> None:
+    data = sweep_data([trial(0), trial(1, 200.0, memory=90.0)])
+    figure = limits_figure(data, answer(data))
+    assert figure is not None
+    assert figure.layout.xaxis.ticktext == ("0", "45", "90", "135", "180")
+
+
+def test_maps_of_pairs_share_a_colour_scale_with_one_bar() -> None:
+    x, y = (slice_of(RECORDS, knob, THROUGHPUT) for knob in "xy")
+    pairs = [pair_of(RECORDS, a, b, THROUGHPUT) for a, b in ((x, y), (x, x))]
+    assert pairs[1].medians == ((2.0, None), (None, 7.0))
+    maps = [figure.data[0] for figure in pair_figures(pairs, "s")]
+    assert [(found.zmin, found.zmax) for found in maps] == [(1.0, 7.0)] * 2
+    assert [found.showscale for found in maps] == [False, True]
+    assert pair_figures([], "s") == []
