@@ -15,7 +15,7 @@ from autotune.metrics import METRICS
 from autotune.objective import TrialRecord, TrialState
 from autotune.report.by_itself import effect_of
 from autotune.report.reading import SweepData
-from autotune.report.text import fidelity_note, format_value
+from autotune.report.text import fidelity_note, format_value, plural
 from autotune.settings import SweepConfig
 from autotune.verification import CandidateResult, Decision, Estimate, Verification
 
@@ -194,7 +194,7 @@ def _hardware_lines(data: SweepData, choice: Choice) -> list[str]:
     resources, links = data.config.resources, data.calibration
     device = links.device_name if links is not None else resources.device
     lines = [
-        f"Measured {choice.record.ended_at[:10]} on {resources.nodes} node(s) x "
+        f"Measured {choice.record.ended_at[:10]} on {plural(resources.nodes, 'node')} x "
         f"{resources.ranks_per_node} {device}, world size {resources.num_ranks}."
     ]
     if links is None:

@@ -33,6 +33,7 @@ from autotune.report.summary import (
     TWO_KINDS_OF_JOBS,
     binding_text,
     gpu_word,
+    hours_line,
     source_text,
 )
 from autotune.report.text import (
@@ -45,6 +46,8 @@ from autotune.report.text import (
     is_failed,
     knob_text,
     outcome,
+    plural,
+    resources_text,
 )
 from autotune.store import redact, write_atomic
 
@@ -150,6 +153,8 @@ def _context(data: SweepData, answer: Answer) -> dict[str, Any]:
         "costs": _cost_bars(data, answer),
         "total_hours": sum(cost.gpu_hours for cost in answer.costs),
         "proof": proof,
+        "hours_line": hours_line(answer.gain, gpu_word(data)) if answer.gain is not None else "",
+        "resources": resources_text(data.config.resources),
         "saved": saved_line(answer),
         "domain_ends": domain_end_lines(data, answer.winner),
         "start_legend": start_legend(),
@@ -175,6 +180,7 @@ def _context(data: SweepData, answer: Answer) -> dict[str, Any]:
         "value": format_value,
         "number": format_number,
         "knob": knob_text,
+        "plural": plural,
         "soft": soft,
     }
 

@@ -23,6 +23,8 @@ from autotune.report.text import (
     plural,
 )
 
+STEP_TIME = ("throughput_tokens_per_s_per_gpu", "step_s")
+"""Metrics of the whole step, whose gain is what a production run saves."""
 CLAIMS = {
     Verdict.PROVEN: "Proven: measured again against the baseline in fresh jobs.",
     Verdict.NOT_PROVEN: "Not proven: measured again, and the interval leaves it open.",
@@ -84,6 +86,21 @@ def gain_text(gain: Gain) -> str:
         return f"{gain.ratio:.2f} times the baseline (no interval: {gain.basis})"
     interval = f"95 % interval {gain.low:.2f} to {gain.high:.2f}"
     return f"{gain.ratio:.2f} times the baseline ({interval}: {gain.basis})"
+
+
+def hours_line(gain: Gain, word: str) -> str:
+    """Return what 100 hours of the base job become; empty where the gain is none of a step's time.
+
+    Args:
+        gain: Of the winner.
+        word: What hours are counted in, see :func:`gpu_word`.
+    """
+    if gain.metric not in STEP_TIME or gain.ratio <= 1:
+        return ""
+    ends = ""
+    if gain.low is not None and gain.high is not None:
+        ends = f" ({100 / gain.high:.0f} to {100 / gain.low:.0f})"
+    return f"100 {word}-hours of the base job become {100 / gain.ratio:.0f}{ends}."
 
 
 def source_text(limit: LimitStatus) -> str:

@@ -11,6 +11,7 @@ from datetime import datetime
 from autotune.knobs import KnobValue
 from autotune.metrics import METRICS, STEP_KEYS, WHOLE_STEP
 from autotune.objective import Constraint, StepRecord, TrialRecord, TrialState, best_feasible
+from autotune.settings import ResourcesConfig
 
 NOT_MEASURED = "n/a"
 UPDATE_ONLY = "update-only: rollout replayed"
@@ -86,6 +87,12 @@ def format_duration(seconds: float) -> str:
 def device_word(device: str) -> str:
     """Return what a rank holds, as hours are counted: GPU, or rank where there is none."""
     return "GPU" if device == "gpu" else "rank"
+
+
+def resources_text(resources: ResourcesConfig) -> str:
+    """Return a trial's hardware: 1 node × 2 CPU ranks."""
+    ranks = plural(resources.ranks_per_node, f"{resources.device.upper()} rank")
+    return f"{plural(resources.nodes, 'node')} × {ranks}"
 
 
 def plural(count: int, noun: str) -> str:

@@ -73,7 +73,7 @@ def test_the_first_screen_holds_the_answer() -> None:
         "exposed_comm_ratio n/a of 20 % not measured: no profiled step finished",
         "ppo_micro_batch_size_per_gpu28",
         "python -m verl.trainer.main_ppo --config-path /sweeps/demo --config-name best",
-        "takes 55 with the winner",
+        "100 GPU-hours of the base job become 55 (54 to 56).",
     ):
         assert part in hero
 
@@ -252,3 +252,10 @@ def test_the_table_says_how_each_trial_started_and_the_page_explains_it() -> Non
     assert 'title="cold: a job in fresh processes' in table
     meanings = page.split("What each number means")[1]
     assert all(f"<dt><b>{word}</b></dt>" in meanings for word in ("cold", "pair", "interleaved"))
+
+
+def test_hardware_and_metrics_are_in_words() -> None:
+    data = sweep_data([trial(0), trial(1, 150.0)])
+    text = body_of(report_page(data, answer(data)))
+    assert text.count("1 node × 8 GPU ranks") == 2
+    assert "MFU n/a" in text and "100 GPU-hours of the base job become 67." in text

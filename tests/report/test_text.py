@@ -4,7 +4,17 @@ import pytest
 from report_cases import BASELINE, MICRO, OUTLINE, failed, trial
 
 from autotune.objective import StepKind, StepRecord, TrialState
-from autotune.report.text import changed_knobs, format_duration, format_value, step_line, trial_line
+from autotune.report.text import (
+    changed_knobs,
+    format_duration,
+    format_value,
+    joined,
+    plural,
+    resources_text,
+    step_line,
+    trial_line,
+)
+from autotune.settings import ResourcesConfig
 
 
 @pytest.mark.parametrize(
@@ -80,3 +90,10 @@ def test_a_trial_that_was_stopped_early_did_not_fail() -> None:
     cause = "stopped after 2 measured steps: 31.5 against 100 of trial 2, beyond both intervals"
     record = trial(3, state=TrialState.STOPPED, feasible=False, cause=cause)
     assert trial_line(record, [record], OUTLINE) == f"trial 3 {cause} [{MICRO}=24]"
+
+
+def test_one_of_a_thing_is_singular() -> None:
+    resources = ResourcesConfig(nodes=1, ranks_per_node=2, device="cpu")
+    assert resources_text(resources) == "1 node × 2 CPU ranks"
+    assert plural(1, "pair") == "1 pair" and plural(2, "pair") == "2 pairs"
+    assert joined(["a"]) == "a" and joined(["a", "b", "c"]) == "a, b and c"
