@@ -96,7 +96,8 @@ def convergence_figure(data: SweepData, answer: Answer) -> go.Figure | None:
             )
         )
     _add_baseline(figure, answer)
-    figure.update_xaxes(title="trial", rangemode="tozero")
+    last = data.trials[-1].number
+    figure.update_xaxes(title="trial", range=[-0.5, last + 0.5], dtick=1 if last < 20 else None)
     figure.update_yaxes(title=answer.unit)
     return finish(figure, height=330)
 

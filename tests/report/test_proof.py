@@ -63,7 +63,7 @@ def test_a_pair_is_the_two_jobs_of_one_block() -> None:
 
 
 def test_where_less_is_better_the_ratio_is_turned_over() -> None:
-    metrics = {"step_s": 2.0}
+    metrics: dict[str, float | None] = {"step_s": 2.0}
     ran = [
         dataclasses.replace(job, record=dataclasses.replace(job.record, metrics=metrics))
         for job in jobs()
@@ -112,8 +112,8 @@ def test_the_page_shows_jobs_ratios_cost_and_how_well_the_gain_is_known() -> Non
 def test_without_jobs_the_page_says_so_and_without_a_verification_has_no_proof(
     proven: bool,
 ) -> None:
-    changes = {"verification": found()} if proven else {}
-    data = sweep_data([trial(0), trial(1, 150.0)], **changes)
+    verified = found() if proven else None
+    data = sweep_data([trial(0), trial(1, 150.0)], verification=verified)
     page = report_page(data, answer(data))
     assert ("does not hold the jobs of this verification" in page) is proven
     assert ("<h2>The proof</h2>" in page) is proven
