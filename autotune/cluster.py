@@ -29,7 +29,7 @@ STOP_WAIT_S = 180
 """How long a stopped driver may take to end its trials and write its report."""
 
 _REQUEST_TIMEOUT_S = 120
-_AGENT_TIMEOUT_S = 30
+_AGENT_TIMEOUT_S = 120
 _FOLDER = "autotune_folder"
 _ATTEMPT = re.compile(r"(?P<sweep>autotune-.+-[0-9a-f]{8})(-r(?P<number>[0-9]+))?")
 
