@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from autotune.errors import SweepError
-from autotune.store import LOCK_FILE
+from autotune.store import LOCK_FILE, WANDB_FOLDER
 
 LINKS_FOLDER = "autotune"
 """Below Ray's log folder: one link for each submitted sweep."""
@@ -64,7 +64,10 @@ class PublishedFolder:
     def files(self) -> list[PurePosixPath]:
         """Return the files of the sweep, relative to its folder, two levels deep."""
         found = [*self._list("*"), *self._list("*/*")]
-        return [path for path in found if path.name != LOCK_FILE and not _is_hidden(path)]
+        # wandb's runs lie deeper, and its links may point nowhere: they can be written again from
+        # the records.
+        left_out = (LOCK_FILE, WANDB_FOLDER)
+        return [path for path in found if path.parts[0] not in left_out and not _is_hidden(path)]
 
     def read(self, path: PurePosixPath | str) -> Iterator[bytes]:
         """Yield the content of a file in pieces.

@@ -31,6 +31,7 @@ CONFIG_FILE, VERSIONS_FILE, BEST_FILE = "config.yaml", "versions.yaml", "best.ya
 CALIBRATION_FILE, BASE_JOB_FILE = "calibration.json", "base_job.json"
 VERIFY_FILE, VERIFICATION_FILE = "verify.jsonl", "verification.json"
 STUDY_FILE, LOCK_FILE, LOG_FOLDER = "study.journal", "sweep.lock", "logs"
+WANDB_FOLDER = "wandb"
 STUDY_NAME_FILE = "study.name"
 ROLLOUT_FOLDER = "kept_rollout"
 """The rollout that trials replay, see :mod:`autotune.verl_bridge.kept_rollout`."""

@@ -56,6 +56,9 @@ def main(arguments: list[str]) -> int:
     if first:
         store.folder.rename(folder)
         (folder / TRIALS_FILE).write_text(lines[0])
+        # As wandb leaves it once a run's folder is gone.
+        (folder / "wandb").mkdir()
+        (folder / "wandb" / "debug.log").symlink_to("nowhere")
     (folder / STOP_FILE).unlink(missing_ok=True)
     publish(folder, name)
     print("driver: running", flush=True)

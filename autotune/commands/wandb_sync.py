@@ -25,12 +25,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> ExitCode:
     """Write the missing runs, then send all that were not sent."""
     from autotune.report.reading import read_sweep
-    from autotune.report.wandb_writer import FOLDER, sync, write_missing
+    from autotune.report.wandb_writer import sync, write_missing
+    from autotune.store import WANDB_FOLDER
 
     folder = Path(options.folder).resolve()
     config = read_sweep(folder).config.wandb
     num_written = write_missing(folder, with_report=True)
-    print(f"{num_written} runs written to {folder / FOLDER}.")
+    print(f"{num_written} runs written to {folder / WANDB_FOLDER}.")
     problem = "" if options.offline else sync(folder, config, timeout_s=None)
     if problem:
         print(f"autotune: {problem}", file=sys.stderr)

@@ -30,11 +30,11 @@ from autotune.report.page import HTML_FILE, figures_of
 from autotune.report.reading import SweepData, is_sweep, read_sweep
 from autotune.report.wandb_runs import RunContent, report_run, trial_run
 from autotune.settings import WandbConfig
-from autotune.store import BEST_FILE, TRIALS_FILE, write_atomic
+from autotune.store import BEST_FILE, TRIALS_FILE, WANDB_FOLDER, write_atomic
 
 logger = logging.getLogger(__name__)
 
-FOLDER, WRITTEN_FILE = "wandb", "written.json"
+WRITTEN_FILE = "written.json"
 POLL_S = 3.0
 RETRY_S = 60.0
 """Wait after a sync that failed, doubled each time."""
@@ -72,7 +72,7 @@ class WandbFolder:
     def __init__(self, folder: Path) -> None:
         # wandb's service may have another current folder than this process.
         self.sweep_folder = folder.resolve()
-        self.folder = self.sweep_folder / FOLDER
+        self.folder = self.sweep_folder / WANDB_FOLDER
         self._path = self.folder / WRITTEN_FILE
         self._state = self._read()
 
@@ -343,7 +343,7 @@ class Writer:
     def _send(self, timeout_s: float) -> None:
         problem = sync(self._folder, self._config, timeout_s=timeout_s)
         if problem:
-            logger.warning("wandb: %s; they stay in %s", problem, self._folder / FOLDER)
+            logger.warning("wandb: %s; they stay in %s", problem, self._folder / WANDB_FOLDER)
             self._retry_at = self._clock() + self._retry_s
             self._retry_s *= 2
         else:
