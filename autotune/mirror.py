@@ -14,7 +14,14 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from autotune.errors import BadInputError, SweepError
-from autotune.store import LOCK_FILE, LOG_FOLDER, STOP_FILE, TRIALS_FILE, write_atomic_bytes
+from autotune.store import (
+    LOCK_FILE,
+    LOG_FOLDER,
+    STOP_FILE,
+    TRIALS_FILE,
+    is_hidden,
+    write_atomic_bytes,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -52,8 +59,7 @@ class Mirror:
         num_copied = 0
         for path in sorted(self._folder.rglob("*")):
             relative = path.relative_to(self._folder)
-            is_hidden = any(part.startswith(".") for part in relative.parts)
-            if not path.is_file() or relative.name in _LEFT_OUT or is_hidden:
+            if not path.is_file() or relative.name in _LEFT_OUT or is_hidden(relative):
                 continue
             stat = path.stat()
             version = (stat.st_size, stat.st_mtime_ns)

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from autotune.errors import SweepError
-from autotune.store import LOCK_FILE, WANDB_FOLDER
+from autotune.store import LOCK_FILE, WANDB_FOLDER, is_hidden
 
 LINKS_FOLDER = "autotune"
 """Below Ray's log folder: one link for each submitted sweep."""
@@ -67,7 +67,7 @@ class PublishedFolder:
         # wandb's runs lie deeper, and its links may point nowhere: they can be written again from
         # the records.
         left_out = (LOCK_FILE, WANDB_FOLDER)
-        return [path for path in found if path.parts[0] not in left_out and not _is_hidden(path)]
+        return [path for path in found if path.parts[0] not in left_out and not is_hidden(path)]
 
     def read(self, path: PurePosixPath | str) -> Iterator[bytes]:
         """Yield the content of a file in pieces.
@@ -136,7 +136,3 @@ def _data(reply: Any) -> Any:
     if not body["result"]:
         raise SweepError(f"The cluster's dashboard could not answer: {body['msg']}.")
     return body["data"]["result"]
-
-
-def _is_hidden(path: PurePosixPath) -> bool:
-    return any(part.startswith(".") for part in path.parts)

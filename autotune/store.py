@@ -15,7 +15,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, TypeVar
 
 from autotune.errors import SweepError, WriteError
@@ -194,6 +194,11 @@ class SweepStore:
                 os.close(fd)
             if is_new:
                 _sync_folder(path.parent)
+
+
+def is_hidden(relative: PurePath) -> bool:
+    """Say whether a path below the sweep's folder is no file of the sweep: a draft, for one."""
+    return any(part.startswith(".") for part in relative.parts)
 
 
 def make_folder(path: Path) -> None:

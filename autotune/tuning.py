@@ -18,6 +18,7 @@ from autotune.config import Sweep
 from autotune.errors import SweepError
 from autotune.leftovers import identity_of, named_groups
 from autotune.placement import bundles, cpus_of_a_trial, why_none_fits
+from autotune.store import make_folder
 
 _TUNE_ENVIRONMENT = {
     # Tune's own result files repeat our records; its progress output would fight with the live
@@ -143,7 +144,7 @@ def trials_of(sweep: Sweep, log_folder: Path, *, always_cold: bool = False) -> A
     spec = TrialSpec.of(sweep, log_folder, sweep_id, always_cold=always_cold)
     if spec.rollout_folder is not None:
         # A node on which it is not seen does not share the sweep's folder.
-        spec.rollout_folder.mkdir(parents=True, exist_ok=True)
+        make_folder(spec.rollout_folder)
     return tune.with_resources(
         tune.with_parameters(VerlTrial, spec=spec),
         # The trial actor itself needs nothing: it lives beside the first bundle.
