@@ -1,20 +1,16 @@
 """A job that says nothing more because one of its nodes is gone: verl waits for ever."""
 
-import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from stand_in import REQUEST, stand_in
 
 from autotune.job_run import JobEnded, JobRun
 from autotune.objective import TrialState
 from autotune.settings import TrialConfig
-from autotune.verl_bridge.launcher import VerlProcess
-from autotune.verl_bridge.process import JobRequest
 
-STAND_IN = Path(__file__).with_name("stand_in_job.py")
 PROTOCOL = TrialConfig(
     warmup_steps=0,
     measured_steps=2,
@@ -53,32 +49,13 @@ class Nodes:
 def test_silence_on_a_dead_node_is_nobodys_setting(
     tmp_path: Path, dead: list[str], state: TrialState, cause: str
 ) -> None:
-    script = tmp_path / "script.json"
     run = [{"kind": "ready"}, {"kind": "phase", "name": "gen"}, {"kind": "sleep", "seconds": 60}]
-    script.write_text(json.dumps({"processes": [[run]]}))
     log = tmp_path / "trial_0000.log"
-    process = VerlProcess(
-        address="none",
-        placement_group_id="00",
-        job="silent/00",
-        log_path=log,
-        command=(sys.executable, str(STAND_IN), str(script)),
-    )
-    request = JobRequest(
-        config_name="ppo_trainer",
-        overrides=[],
-        device="cpu",
-        profiled_steps=[],
-        probes=False,
-        start="cold",
-        collective_timeout_s=2,
-        keeps_first=False,
-        rollout_folder=None,
-    )
+    process = stand_in(tmp_path, run, job="silent/00", log=log)
     try:
         job_run = JobRun(
             process,
-            request,
+            REQUEST,
             protocol=PROTOCOL,
             number=0,
             attempt=0,

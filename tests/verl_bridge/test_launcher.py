@@ -1,26 +1,12 @@
 """The trial's child process from outside: a real one, given a job that it must refuse."""
 
-import json
-import sys
 from pathlib import Path
 
 import pytest
+from stand_in import REQUEST, stand_in
 
 from autotune.verl_bridge.launcher import VerlProcess
-from autotune.verl_bridge.process import FAILED, PHASE, JobRequest
-
-STAND_IN = Path(__file__).parents[1] / "stand_in_job.py"
-REQUEST = JobRequest(
-    config_name="no_hunter22",
-    overrides=[],
-    device="cpu",
-    profiled_steps=[],
-    probes=False,
-    start="cold",
-    collective_timeout_s=60,
-    keeps_first=False,
-    rollout_folder=None,
-)
+from autotune.verl_bridge.process import FAILED, PHASE
 
 
 def test_the_log_holds_no_secret_of_the_environment(
@@ -46,17 +32,10 @@ def test_the_log_holds_no_secret_of_the_environment(
 def test_a_job_whose_log_does_not_fit_on_the_disk_goes_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    script = tmp_path / "script.json"
     # More than a pipe holds, in lines that the device refuses.
     line = {"kind": "print", "text": "x" * 1000}
-    script.write_text(json.dumps({"processes": [[[line] * 200 + [{"kind": "done"}]]]}))
-    process = VerlProcess(
-        address="none",
-        placement_group_id="00",
-        job="none/00",
-        log_path=Path("/dev/full"),
-        command=(sys.executable, str(STAND_IN), str(script)),
-    )
+    run = [line] * 200 + [{"kind": "done"}]
+    process = stand_in(tmp_path, run, job="none/00", log=Path("/dev/full"))
     process.submit(REQUEST)
     event = process.next_event(60)
     process.kill()
