@@ -49,7 +49,11 @@ class Nodes:
 def test_silence_on_a_dead_node_is_nobodys_setting(
     tmp_path: Path, dead: list[str], state: TrialState, cause: str
 ) -> None:
-    run = [{"kind": "ready"}, {"kind": "phase", "name": "gen"}, {"kind": "sleep", "seconds": 60}]
+    run: list[dict[str, Any]] = [
+        {"kind": "ready"},
+        {"kind": "phase", "name": "gen"},
+        {"kind": "sleep", "seconds": 60},
+    ]
     log = tmp_path / "trial_0000.log"
     process = stand_in(tmp_path, run, job="silent/00", log=log)
     try:
