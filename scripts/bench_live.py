@@ -12,6 +12,7 @@ in a sweep long enough not to notice it.
 """
 
 import argparse
+import dataclasses
 import json
 import platform
 import random
@@ -125,6 +126,20 @@ def as_dict(run: SettingRun) -> dict[str, object]:
     }
 
 
+def as_json(sweep: Sweep, live: Sequence[SettingRun], cold: Sequence[SettingRun]) -> str:
+    """Return every number, with what they were measured on, as a file's text."""
+    content = {
+        "sweep": sweep.config.name,
+        "ranks": sweep.config.resources.num_ranks,
+        "protocol": dataclasses.asdict(sweep.config.trial),
+        "machine": platform.platform(),
+        "versions": dict(versions()),
+        "live": [as_dict(run) for run in live],
+        "cold": [as_dict(run) for run in cold],
+    }
+    return json.dumps(content, indent=1) + "\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Compare live trials with cold ones.")
     parser.add_argument("file", help="the sweep file")
@@ -142,19 +157,10 @@ def main() -> None:
     failed = [run.record.cause for run in [*live, *cold] if run.record.state.value != "complete"]
     if failed:
         raise SystemExit(f"{len(failed)} settings did not complete: {failed[0]}")
+    write_atomic(options.out, as_json(sweep, live, cold))
     print(table(live, cold))
     print(f"A cold start, medians:\n{startup(cold)}")
     print(f"A live start, medians:\n{startup(live[1:])}")
-    content = {
-        "sweep": sweep.config.name,
-        "ranks": sweep.config.resources.num_ranks,
-        "protocol": vars(sweep.config.trial),
-        "machine": platform.platform(),
-        "versions": dict(versions()),
-        "live": [as_dict(run) for run in live],
-        "cold": [as_dict(run) for run in cold],
-    }
-    write_atomic(options.out, json.dumps(content, indent=1) + "\n")
     print(f"Every number: {options.out}")
 
 

@@ -1,5 +1,6 @@
 """The comparison of live and cold trials: which settings, and what is made of their numbers."""
 
+import json
 import os
 import runpy
 import subprocess
@@ -89,3 +90,11 @@ def test_a_start_is_split_into_parts_that_add_up(script: dict[str, Any]) -> None
         "rollout, first weights": 10.0,
         "first step over later": 3.0,
     }
+
+
+def test_every_number_is_written_with_the_protocol(script: dict[str, Any], sweep: Sweep) -> None:
+    written = json.loads(script["as_json"](sweep, LIVE, COLD))
+    assert [row["rank_seconds"] for row in written["live"]] == [120.0, 10.0, 20.0]
+    assert written["cold"][0]["startup"]["autotune/startup_fsdp_s"] == 4.0
+    assert written["protocol"]["measured_steps"] == sweep.config.trial.measured_steps
+    assert written["ranks"] == 2
