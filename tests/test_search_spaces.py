@@ -9,6 +9,7 @@ import pytest
 
 from autotune.config import Sweep, load_sweep
 from autotune.errors import BadInputError
+from autotune.knobs import KNOBS, Transition
 from autotune.models.links import Scenario
 from autotune.verl_bridge import job
 from autotune.verl_bridge.overrides import leaves
@@ -20,6 +21,7 @@ FOLDER = ROOT / "search_spaces"
 SCENARIOS = [f"qwen2.5-7b_ppo_8xgpu_{scenario.value}" for scenario in Scenario]
 SMALL = {"qwen2.5-0.5b_ppo_2xh200": "0.5B", "qwen2.5-1.5b_ppo_2xh200": "1.5B"}
 CPU = ["quickstart_cpu", "smollm2_135m_cpu"]
+ONE_GPU = "qwen2.5-0.5b_grpo_1xh200"
 PPO = [*SCENARIOS, *SMALL]
 
 
@@ -74,10 +76,10 @@ def load(name: str) -> Sweep:
 
 
 def test_no_search_space_is_untested() -> None:
-    assert sorted(path.stem for path in FOLDER.iterdir()) == sorted([*PPO, *CPU])
+    assert sorted(path.stem for path in FOLDER.iterdir()) == sorted([*PPO, *CPU, ONE_GPU])
 
 
-@pytest.mark.parametrize("name", [*PPO, *CPU])
+@pytest.mark.parametrize("name", [*PPO, *CPU, ONE_GPU])
 def test_it_loads_bears_its_files_name_and_has_valid_settings(name: str, here: None) -> None:
     sweep = load(name)
     assert sweep.config.name == name
@@ -95,6 +97,18 @@ def test_it_is_kl_regularised_ppo_on_fsdp2_with_vllm(name: str, here: None) -> N
     assert base[f"{job.ACTOR}.kl_loss_coef"] == base["algorithm.kl_ctrl.kl_coef"] == 0.001
     assert base["algorithm.kl_ctrl.target_kl"] == 0.02
     assert base[f"{job.ACTOR}.clip_ratio"] == 0.2
+
+
+def test_one_gpu_has_no_knob_of_communication(here: None) -> None:
+    sweep = load(ONE_GPU)
+    base = leaves(sweep.base_config)
+    assert sweep.config.resources.num_ranks == 1
+    assert base["algorithm.adv_estimator"] == "grpo" and not job.has_critic(base)
+    assert base[f"{job.ROLLOUT}.name"] == "vllm"
+    assert base[f"{job.ACTOR}.use_kl_loss"] is True
+    groups = {KNOBS[name].transition for name in sweep.config.knobs}
+    assert groups == {Transition.HOT, Transition.ENGINE, Transition.ROLLOUT}
+    assert [limit.metric for limit in sweep.config.constraints] == ["kl_std", "peak_memory_ratio"]
 
 
 @pytest.mark.parametrize(
