@@ -3,12 +3,12 @@
 Runs in the driver. First sizes for :mod:`autotune.models.memory`, which fits them to what is
 observed: parameters, gradients and Adam's two moments in float32, sharded over the ranks of the
 FSDP mesh; parameters in bfloat16 where they stay gathered; activations and logits of the tokens of
-one micro-batch. Counts dense decoder models with grouped-query attention and a gated MLP, which the
-configurations of Llama, Qwen2, Qwen3 and Mistral describe; of others nothing is said.
+one micro-batch. Nothing is said of models that :mod:`autotune.models.model_shape` does not know.
 """
 
 from collections.abc import Mapping
 
+from autotune.models.model_shape import ModelShape
 from autotune.verl_bridge import job
 from autotune.verl_bridge.job import Leaves
 
@@ -18,27 +18,6 @@ _KEPT_PER_LAYER = 17
 2022, table 2: 34 bytes at two bytes a value, attention itself left out)."""
 _LOGIT_BYTES = _BF16 + _FP32
 """Logits in the model's dtype, and once more in float32 for the softmax."""
-_NEEDED = (
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "vocab_size",
-)
-
-
-def num_parameters(shape: Mapping[str, object]) -> int | None:
-    """Return a model's parameters from its ``config.json``; None for an unknown architecture."""
-    if any(not isinstance(shape.get(name), int) for name in _NEEDED):
-        return None
-    hidden, inner, layers, heads, vocabulary = (_integer(shape, name) for name in _NEEDED)
-    groups = shape.get("num_key_value_heads")
-    groups = groups if isinstance(groups, int) else heads
-    head = shape.get("head_dim")
-    head = head if isinstance(head, int) else hidden // heads
-    attention = 2 * hidden * heads * head + 2 * hidden * groups * head
-    embeddings = vocabulary * hidden * (1 if shape.get("tie_word_embeddings") else 2)
-    return embeddings + layers * (attention + 3 * hidden * inner + 2 * hidden) + hidden
 
 
 def static_bytes(shape: Mapping[str, object], base: Leaves) -> dict[str, float]:
@@ -51,15 +30,15 @@ def static_bytes(shape: Mapping[str, object], base: Leaves) -> dict[str, float]:
         shape: The model's ``config.json``.
         base: The base job's configuration, flattened.
     """
-    parameters = num_parameters(shape)
-    if parameters is None:
+    model = ModelShape.of(shape)
+    if model is None:
         return {}
+    parameters = model.num_parameters
     trained = parameters * (2 if job.has_critic(base) else 1)
     shard = trained / _mesh(base)
-    layers, hidden = _integer(shape, "num_hidden_layers"), _integer(shape, "hidden_size")
     checkpoints = bool(base.get(f"{job.MODEL}.enable_gradient_checkpointing", True))
-    kept = layers * hidden * _BF16 * (1 if checkpoints else _KEPT_PER_LAYER)
-    logits = _integer(shape, "vocab_size") * _LOGIT_BYTES
+    kept = model.num_layers * model.hidden_size * _BF16 * (1 if checkpoints else _KEPT_PER_LAYER)
+    logits = model.vocabulary_size * _LOGIT_BYTES
     return {
         "param_offload": 2 * _FP32 * shard,
         "optimizer_offload": 2 * _FP32 * shard,
@@ -69,11 +48,40 @@ def static_bytes(shape: Mapping[str, object], base: Leaves) -> dict[str, float]:
     }
 
 
+def peak_bytes(shape: Mapping[str, object], leaves: Leaves) -> float | None:
+    """Return a first guess of what a job holds on one device at most, the rollout engine's own
+    memory left out; None for an unknown architecture.
+
+    Args:
+        shape: The model's ``config.json``.
+        leaves: The job's configuration, flattened.
+    """
+    model = ModelShape.of(shape)
+    if model is None:
+        return None
+    parts, engine = static_bytes(shape, leaves), f"{job.ACTOR}.fsdp_config"
+    switches = ("param_offload", "optimizer_offload")
+    resident = parts["offload_policy"]
+    if leaves.get(f"{engine}.offload_policy"):
+        resident = 0.0
+    else:
+        resident -= sum(parts[name] for name in switches if leaves.get(f"{engine}.{name}"))
+    gathered = parts["reshard_after_forward"]
+    if leaves.get(f"{engine}.reshard_after_forward", True):
+        # A unit computes while the next one is gathered.
+        unit = max(
+            _BF16 * max(model.layer_parameters, model.embedding_parameters),
+            job.number_or(leaves, f"{engine}.wrap_policy.overlap.bucket_size", 0),
+        )
+        gathered = min(gathered, 2.0 * unit)
+    size = "max_token_len" if leaves[f"{job.ACTOR}.use_dynamic_bsz"] else "micro_batch_size"
+    passes = [parts.get(f"{phase}_{size}_per_gpu", 0.0) for phase in ("ppo", "log_prob")]
+    return resident + gathered + max(passes)
+
+
 def _activations(base: Leaves, *, update: float, scoring: float) -> dict[str, float]:
     """Return the bytes of the tokens that one forward pass holds, by the size that bounds them."""
-    sequence = job.integer(base, "data.max_prompt_length") + job.integer(
-        base, "data.max_response_length"
-    )
+    sequence = job.longest_sequence(base)
     sizes = {
         "ppo_micro_batch_size_per_gpu": (f"{job.ACTOR}.ppo_micro_batch_size_per_gpu", update),
         "ppo_max_token_len_per_gpu": (f"{job.ACTOR}.ppo_max_token_len_per_gpu", update),
@@ -98,9 +106,3 @@ def _mesh(base: Leaves) -> int:
     """Return the ranks that share one copy of the parameters (verl: -1 is all of them)."""
     size = base.get(f"{job.ACTOR}.fsdp_config.fsdp_size", -1)
     return size if isinstance(size, int) and size > 0 else job.num_ranks(base)
-
-
-def _integer(shape: Mapping[str, object], name: str) -> int:
-    value = shape[name]
-    assert isinstance(value, int), f"{name} is {value!r}"
-    return value

@@ -32,6 +32,11 @@ def number_or(leaves: Leaves, key: str, absent: int) -> int:
     return integer(leaves, key) if key in leaves else absent
 
 
+def longest_sequence(leaves: Leaves) -> int:
+    """Return the tokens of the longest sequence that the data may have."""
+    return integer(leaves, "data.max_prompt_length") + integer(leaves, "data.max_response_length")
+
+
 def num_ranks(leaves: Leaves) -> int:
     """Return the number of verl's workers (``validate_config``: n_gpus)."""
     return integer(leaves, "trainer.n_gpus_per_node") * integer(leaves, "trainer.nnodes")

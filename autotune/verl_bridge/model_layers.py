@@ -2,7 +2,8 @@
 
 Runs in verl's training workers, on the whole model before it is sharded. Counted are the products
 with weight matrices and those of causal attention; what is left (norms, activations) is launched
-and moves memory, but hardly computes.
+and moves memory, but hardly computes. What can be said without the model's code says
+:mod:`autotune.models.model_shape`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,11 +13,8 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
+from autotune.models.model_shape import KERNELS_PER_MODULE
 from autotune.models.overlap_plan import Layer
-
-KERNELS_PER_MODULE = 4
-"""Kernels that one forward pass launches for each module without children: in a decoder layer of
-transformers in eager mode, with attention, rotation and residuals (a test counts them)."""
 
 
 def read_layers(

@@ -19,7 +19,7 @@ SYNTHETIC_SEQUENCE_TOKENS = 128
 """Tokens of a sequence that verl appends to fill a batch (padding_utils.py
 SYNTHETIC_PADDING_SEQ_LEN)."""
 
-_CRITIC_TOKENS = "critic.ppo_infer_max_token_len_per_gpu"
+CRITIC_TOKENS = "critic.ppo_infer_max_token_len_per_gpu"
 CRITIC_TOKENS_DEFAULT = 32768
 """verl/workers/config/critic.py CriticConfig.ppo_infer_max_token_len_per_gpu; verl's YAML does not
 list the key."""
@@ -339,7 +339,7 @@ def _cap_error(leaves: Leaves, key: str, cap: int, role: str) -> str | None:
 
 
 def _longest_sequence(leaves: Leaves) -> int:
-    longest = sum(job.integer(leaves, key) for key in _LENGTHS)
+    longest = job.longest_sequence(leaves)
     filled_up = padded_sequences(leaves) != _step_sequences(leaves)
     return max(longest, SYNTHETIC_SEQUENCE_TOKENS) if filled_up else longest
 
@@ -349,7 +349,7 @@ def _critic_rules() -> list[Rule]:
     dynamic = "critic.use_dynamic_bsz"
     sizes = ("data.train_batch_size", "critic.ppo_mini_batch_size", dynamic)
     spread = ("critic.ppo_mini_batch_size", f"{ROLLOUT}.n", *_RANKS, *_sp_keys("critic"))
-    tokens = (_CRITIC_TOKENS, *_LENGTHS, *_PADDED, *_sp_keys("critic"))
+    tokens = (CRITIC_TOKENS, *_LENGTHS, *_PADDED, *_sp_keys("critic"))
     return [
         Rule("critic_mini_batch_in_train_batch", sizes, _critic_mini_batch_in_train_batch),
         Rule(
@@ -398,8 +398,8 @@ def _critic_micro_batch_is_set(leaves: Leaves) -> str | None:
 def _critic_tokens(leaves: Leaves) -> str | None:
     if leaves.get("critic.fsdp.use_dynamic_bsz", True) is False:
         return None
-    cap = job.number_or(leaves, _CRITIC_TOKENS, CRITIC_TOKENS_DEFAULT)
-    return _cap_error(leaves, _CRITIC_TOKENS, cap, "critic")
+    cap = job.number_or(leaves, CRITIC_TOKENS, CRITIC_TOKENS_DEFAULT)
+    return _cap_error(leaves, CRITIC_TOKENS, cap, "critic")
 
 
 def _parallel_rules(leaves: Leaves, facts: Mapping[str, int]) -> list[Rule]:

@@ -2,9 +2,8 @@
 
 from typing import Any
 
-import pytest
-
-from autotune.models.static_memory import num_parameters, static_bytes
+from autotune.models.model_shape import ModelShape
+from autotune.models.static_memory import peak_bytes, static_bytes
 from autotune.verl_bridge.job import ACTOR, ROLLOUT
 
 QWEN_05B = {
@@ -33,25 +32,17 @@ BASE: dict[str, Any] = {
     "data.max_prompt_length": 512,
     "data.max_response_length": 512,
     "actor_rollout_ref.model.enable_gradient_checkpointing": True,
+    f"{ACTOR}.use_dynamic_bsz": False,
     f"{ACTOR}.ppo_micro_batch_size_per_gpu": 4,
     f"{ACTOR}.fsdp_config.fsdp_size": -1,
     f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu": None,
 }
 
 
-@pytest.mark.parametrize(
-    ("shape", "billions"), [(QWEN_05B, 0.494), (QWEN_7B, 7.616)], ids=["0.5B", "7B"]
-)
-def test_the_parameters_of_known_models_are_counted(
-    shape: dict[str, Any], billions: float
-) -> None:
-    found = num_parameters(shape)
-    assert found is not None and found / 1e9 == pytest.approx(billions, rel=0.001)
-
-
 def test_optimizer_state_is_sharded_over_the_mesh() -> None:
-    parameters = num_parameters(QWEN_7B)
-    assert parameters is not None
+    shape = ModelShape.of(QWEN_7B)
+    assert shape is not None
+    parameters = shape.num_parameters
     assert static_bytes(QWEN_7B, BASE)["optimizer_offload"] == parameters
     halves = {**BASE, f"{ACTOR}.fsdp_config.fsdp_size": 4}
     assert static_bytes(QWEN_7B, halves)["optimizer_offload"] == 2 * parameters
@@ -79,5 +70,26 @@ def test_without_recomputation_a_layer_keeps_more() -> None:
 
 
 def test_of_an_unknown_architecture_nothing_is_said() -> None:
-    assert num_parameters({"hidden_size": 64}) is None
     assert static_bytes({"hidden_size": 64}, BASE) == {}
+    assert peak_bytes({"hidden_size": 64}, BASE) is None
+
+
+def test_the_peak_is_what_is_held_at_once() -> None:
+    parts = static_bytes(QWEN_7B, BASE)
+    update = parts["ppo_micro_batch_size_per_gpu"]
+    # Untied embeddings of 152,064 x 3,584 in bfloat16 are the largest unit; two are there at once.
+    gathered = 2 * 2 * 152_064 * 3584
+    assert peak_bytes(QWEN_7B, BASE) == parts["offload_policy"] + gathered + update
+    engine = f"{ACTOR}.fsdp_config"
+    kept = peak_bytes(QWEN_7B, {**BASE, f"{engine}.reshard_after_forward": False})
+    assert kept == parts["offload_policy"] + parts["reshard_after_forward"] + update
+    assert peak_bytes(QWEN_7B, {**BASE, f"{engine}.offload_policy": True}) == gathered + update
+    halved = {**BASE, f"{engine}.optimizer_offload": True}
+    assert peak_bytes(QWEN_7B, halved) == parts["param_offload"] + gathered + update
+
+
+def test_the_larger_of_update_and_scoring_makes_the_peak() -> None:
+    key = f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu"
+    small, large = (peak_bytes(QWEN_05B, {**BASE, key: size}) for size in (1, 64))
+    assert small == peak_bytes(QWEN_05B, BASE)
+    assert small is not None and large is not None and large - small > 50 * 1024 * 151_936 * 6

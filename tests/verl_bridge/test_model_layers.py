@@ -12,8 +12,9 @@ import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from autotune.models.model_shape import KERNELS_PER_MODULE
 from autotune.models.overlap_plan import Layer
-from autotune.verl_bridge.model_layers import KERNELS_PER_MODULE, read_layers
+from autotune.verl_bridge.model_layers import read_layers
 
 MATRICES, PARAMETERS, EMBEDDING = 9_216, 9_344, 64 * 32
 FP32 = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32)
