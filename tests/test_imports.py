@@ -18,7 +18,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         *("verl_bridge.config_file", "verl_bridge.job", "verl_bridge.overrides"),
         *("verl_bridge.paths", "verl_bridge.rules", "verl_bridge.schema"),
         "verl_bridge.registries",
-        "verl_bridge.overlap_rules",
+        *("verl_bridge.overlap_rules", "verl_bridge.step_phases"),
     ),
     (
         *("sampler", "study", "budget", "early_stop", "search", "warm_start"),
@@ -31,7 +31,10 @@ ROWS: tuple[tuple[str, ...], ...] = (
         *("stop", "trial", "tuning", "calibrate"),
         *("replay", "in_order", "verify", "sweep", "wandb_process"),
     ),
-    ("submission", "cluster", "kubernetes", "doctor", "plan", "commands", "cli"),
+    (
+        *("submission", "cluster", "kubernetes", "doctor", "plan", "plan_forecast"),
+        *("commands", "cli"),
+    ),
 )
 HEAVY = ("ray", "torch", "verl", "transformers", "optuna", "wandb", "hydra", "pandas")
 

@@ -7,6 +7,7 @@ module merges consecutive layers into units and says how many units each gathers
 are of one micro-batch on one rank.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -144,6 +145,22 @@ def make_plan(
         for index, group in enumerate([(root,), *groups])
     ]
     return Plan(root=units[0], units=tuple(units[1:]))
+
+
+def retimed(plan: Plan, *, settings: OverlapSettings, work: Work) -> Plan:
+    """Return a plan's units as they are, with the times of another micro-batch.
+
+    Args:
+        plan: How the model is wrapped.
+        settings: What the plan was made from.
+        work: The micro-batch that runs on it.
+    """
+    clock = _clock(settings, work)
+
+    def unit_at(unit: Unit) -> Unit:
+        return dataclasses.replace(unit, times=clock.times(unit.layers) if clock else None)
+
+    return Plan(root=unit_at(plan.root), units=tuple(map(unit_at, plan.units)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,12 +49,24 @@ def overlap_rules(leaves: Leaves) -> tuple[Rule, ...]:
     roles += ["critic"] if job.has_critic(leaves) else []
     rules: list[Rule] = []
     for role in roles:
-        prefix = f"{ENGINES[role]}.{OVERLAP}"
-        settings = _nested(leaves, prefix)
-        if settings is not None:
-            OverlapSettings.from_dict(settings, f"base: {prefix}")
+        overlap_settings(leaves, role)
         rules += [_fsdp2_rule(role), _forward_rule(role), _backward_rule(role)]
     return tuple(rules)
+
+
+def overlap_settings(leaves: Leaves, role: str) -> OverlapSettings:
+    """Return what a job says about one role's engine.
+
+    Raises:
+        BadInputError: It is misspelt or cannot be.
+    """
+    prefix = f"{ENGINES[role]}.{OVERLAP}"
+    settings = _nested(leaves, prefix)
+    return (
+        OverlapSettings()
+        if settings is None
+        else OverlapSettings.from_dict(settings, f"base: {prefix}")
+    )
 
 
 def plugin_overrides(knobs: Collection[str], leaves: Leaves) -> dict[str, object]:
@@ -84,9 +96,7 @@ def calibration_overrides(calibration: Calibration, leaves: Leaves) -> list[str]
     """
     from autotune.verl_bridge.overrides import format_override
 
-    longest = sum(
-        job.integer(leaves, key) for key in ("data.max_prompt_length", "data.max_response_length")
-    )
+    longest = job.longest_sequence(leaves)
     added: dict[str, object] = dict.fromkeys(
         overlap_keys("calibration"), calibration.to_dict()
     ) | {key: longest for key in overlap_keys("sequence_tokens") if key not in leaves}
