@@ -32,6 +32,9 @@ from autotune.store import CALIBRATION_FILE, SweepStore, write_atomic
 _Say = Callable[[str], None]
 """Gets what is being measured, for the progress line."""
 
+CACHE_FOLDER = ".calibration"
+"""Below the output folder: what was measured for any sweep."""
+
 _COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce")
 _DTYPES = {"gpu": ("bfloat16", "float32"), "cpu": ("float32",)}
 _BUDGET_S = {"gpu": 8.0, "cpu": 1.0}
@@ -66,7 +69,7 @@ def calibration_of(sweep: Sweep, store: SweepStore, console: Any) -> Calibration
 
 def cache_path(sweep: Sweep) -> Path:
     """Return where the calibration of the connected cluster is kept for this sweep's trials."""
-    folder = Path(sweep.config.output_dir).resolve() / ".calibration"
+    folder = Path(sweep.config.output_dir).resolve() / CACHE_FOLDER
     return folder / f"{_key(sweep)}.json"
 
 

@@ -1,7 +1,8 @@
 """What a sweep would do, said before it does anything: space, first settings, cost.
 
-Runs in the driver; needs no Ray and no GPU. What has no basis yet is said to have none: step times
-are known once trials of this sweep have run, the time limits bound them until then.
+Runs in the driver; needs no Ray and no GPU. What has no basis yet is said to have none: how long a
+step generates is known once trials of this sweep have run; the time limits bound it until then, and
+the predicted time of training is a part of it.
 """
 
 import dataclasses
@@ -17,6 +18,7 @@ from autotune.measure.stats import median
 from autotune.models.static_memory import static_bytes
 from autotune.objective import TrialRecord
 from autotune.placement import cpus_of_a_trial, node_bundle
+from autotune.plan_forecast import Basis, Forecasts, forecast, forecast_lines
 from autotune.store import SweepStore
 from autotune.sweep import outline_of, store_of
 from autotune.tuning import storage_units
@@ -68,28 +70,36 @@ class Plan:
     """Settings in the order in which they are tried, the baseline first."""
     at_most: Cost
     """When every trial takes as long as its time limits allow."""
+    training: Cost | None
+    """Of the phases that train and score alone, as fast as the base job is predicted to; None where
+    nothing is predicted."""
     expected: Cost | None
     """From the trials that have finished; None when none has."""
     memory: Sequence[MemoryPart]
     """Empty where the model's configuration is not on this machine, or is of an unknown kind."""
+    forecasts: Forecasts
     remote_code: Sequence[str]
     """Settings of the base job that let a model's repository run code."""
 
 
-def make_plan(sweep: Sweep, num_first: int) -> Plan:
+def make_plan(sweep: Sweep, num_first: int, basis: Basis | None) -> Plan:
     """Return what the sweep would do.
 
     Args:
         sweep: The loaded sweep.
         num_first: How many settings to look ahead at most; the later ones depend on results.
+        basis: Speed of links and devices, see :func:`autotune.plan_forecast.basis_of`.
     """
     store = store_of(sweep)
     records = store.read_trials() if store.folder.is_dir() else []
     base = leaves(sweep.base_config)
+    forecasts = forecast(sweep, basis)
     return Plan(
         first=first_settings(sweep, num_first),
         at_most=limit_of_cost(sweep, len(records)),
+        training=training_cost(sweep, len(records), forecasts),
         expected=expected_cost(sweep, records),
+        forecasts=forecasts,
         memory=memory_parts(sweep, static_bytes(model_config(base), base)),
         remote_code=remote_code(base),
     )
@@ -161,6 +171,15 @@ def limit_of_cost(sweep: Sweep, num_finished: int) -> Cost:
     return _cost(sweep, num_finished, longest_s, "the time limits of the sweep file")
 
 
+def training_cost(sweep: Sweep, num_finished: int, found: Forecasts) -> Cost | None:
+    """Return the cost of the phases whose time is predicted for the base job."""
+    if found.base.communication is None:
+        return None
+    trial_s = outline_of(sweep).steps_per_trial * found.base.communication.step_s
+    basis = "the base job as predicted below; start-up and generation come on top"
+    return _cost(sweep, num_finished, trial_s, basis)
+
+
 def expected_cost(sweep: Sweep, records: Sequence[TrialRecord]) -> Cost | None:
     """Return the cost when the remaining trials take as long as those that have finished."""
     spent = [value for record in records if (value := record.metrics.get("gpu_seconds"))]
@@ -198,7 +217,10 @@ def text_of(sweep: Sweep, plan: Plan) -> str:
         lines.append(_cost_text("Expected", plan.expected, unit))
     else:
         lines.append("Expected: no basis yet; known once a trial has finished.")
+    if plan.training is not None:
+        lines.append(_cost_text("Training alone", plan.training, unit))
     lines += _memory_lines(sweep, plan)
+    lines += forecast_lines(plan.forecasts)
     if plan.remote_code:
         lines.append(
             f"Code of the model's repository is run: {', '.join(plan.remote_code)} = true in the "
@@ -220,7 +242,6 @@ def _memory_lines(sweep: Sweep, plan: Plan) -> list[str]:
     if sweep.config.resources.device == "gpu":
         share = leaves(sweep.base_config)[f"{job.ROLLOUT}.gpu_memory_utilization"]
         lines.append(f"  the rollout engine besides: {share} of the device")
-    lines.append("Communication: no prediction before `autotune calibrate` and the first trials.")
     return lines
 
 

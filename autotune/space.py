@@ -104,6 +104,10 @@ class Space:
         """Names of the sweep's knobs."""
         return tuple(self._domains)
 
+    def domain(self, name: str) -> Domain:
+        """Return the values of a knob."""
+        return self._domains[name]
+
     def distributions(self) -> "dict[str, BaseDistribution]":
         """Return one fixed Optuna distribution a knob, with room for the base job's value."""
         return {name: self._distribution(name) for name in self._domains}
@@ -145,6 +149,10 @@ class Space:
             format_override(key if key in self._base_leaves else f"++{key}", value)
             for key, value in written.items()
         ]
+
+    def leaves(self, params: Mapping[str, KnobValue]) -> Leaves:
+        """Return the configuration of a setting's job, flattened, for reading."""
+        return self._resolve(params).leaves
 
     def violations(self, params: Mapping[str, KnobValue]) -> list[str]:
         """Return what verl would refuse in a setting, as ``rule: message``; empty if valid."""

@@ -238,9 +238,14 @@ def _best(records: Sequence[TrialRecord], objective: str) -> list[Setting]:
     return found
 
 
-def model_config(base: Leaves) -> dict[str, Any]:
-    """Return a base job's ``config.json``; empty where its model is no folder with one."""
-    path = Path(str(base[f"{job.MODEL}.path"])) / "config.json"
+def model_config(base: Leaves, key: str = f"{job.MODEL}.path") -> dict[str, Any]:
+    """Return a base job's ``config.json``; empty where its model is no folder with one.
+
+    Args:
+        base: The job.
+        key: Names the model's folder.
+    """
+    path = Path(str(base[key])) / "config.json"
     if not path.exists():
         return {}
     config = json.loads(path.read_text(encoding="utf-8"))

@@ -13,7 +13,9 @@ from autotune.plan import (
     memory_parts,
     remote_code,
     text_of,
+    training_cost,
 )
+from autotune.plan_forecast import Basis, basis_of, forecast
 
 QUICKSTART = Path(__file__).parents[1] / "search_spaces" / "quickstart_cpu.yaml"
 
@@ -24,20 +26,26 @@ def sweep() -> Sweep:
     return load_sweep(QUICKSTART, ["output_dir=nowhere", "calibrate=false"], is_elsewhere=True)
 
 
+@pytest.fixture(scope="module")
+def basis(sweep: Sweep) -> Basis | None:
+    return basis_of(sweep, file=None, link=None, flops_per_s=None)
+
+
 def test_the_first_settings_begin_with_the_baseline_and_stop_where_results_decide(
-    sweep: Sweep,
+    sweep: Sweep, basis: Basis | None
 ) -> None:
-    plan = make_plan(sweep, 9)
+    plan = make_plan(sweep, 9, basis)
     assert plan.first[0] == sweep.space.baseline()
     assert len(plan.first) == sweep.config.search.num_startup_trials
     assert len({tuple(setting.items()) for setting in plan.first}) == len(plan.first)
     text = text_of(sweep, plan)
     assert f"the other {9 - len(plan.first)} depend on the results" in text
     assert "Expected: no basis yet" in text
+    assert "Baseline and corners, predicted" in text
 
 
-def test_looking_at_a_plan_leaves_nothing_behind(sweep: Sweep) -> None:
-    make_plan(sweep, 1)
+def test_looking_at_a_plan_leaves_nothing_behind(sweep: Sweep, basis: Basis | None) -> None:
+    make_plan(sweep, 1, basis)
     assert not Path("nowhere").exists()
 
 
@@ -47,6 +55,15 @@ def test_the_time_limits_bound_the_cost(sweep: Sweep) -> None:
     assert cost.num_trials == 9
     assert cost.gpu_hours == pytest.approx(9 * 2 * trial_s / 3600)
     assert cost.wall_hours == pytest.approx(9 * trial_s / 3600)
+
+
+def test_the_predicted_step_says_what_training_alone_costs(
+    sweep: Sweep, basis: Basis | None
+) -> None:
+    found = forecast(sweep, basis)
+    cost, step = training_cost(sweep, 1, found), found.base.communication
+    assert cost is not None and step is not None
+    assert cost.wall_hours == pytest.approx(8 * 6 * step.step_s / 3600)
 
 
 def test_trials_that_have_finished_say_what_the_others_cost(sweep: Sweep) -> None:
