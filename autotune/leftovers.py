@@ -6,14 +6,18 @@ ever touched. Ray removes what a dead driver held by itself, but not at once, an
 engine started as a process of its own.
 """
 
+import logging
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from autotune.store import write_atomic
 from autotune.verl_bridge.job_processes import end_processes
+
+logger = logging.getLogger(__name__)
 
 IDENTITY_FILE = "identity"
 _PREFIX = "autotune_"
@@ -38,6 +42,26 @@ def identity_of(folder: Path) -> str:
         folder.mkdir(parents=True, exist_ok=True)
         write_atomic(path, f"{uuid.uuid4().hex[:16]}\n")
     return path.read_text(encoding="ascii").strip()
+
+
+@contextmanager
+def cleared(folder: Path) -> Iterator[None]:
+    """Remove from the cluster what an earlier run of a folder's jobs left, then what this one does.
+
+    Ray is connected, and the caller holds the lock of the folder's records.
+    """
+    for name in _removed(folder):
+        logger.warning("left over from an earlier run, removed: %s", name)
+    try:
+        yield
+    finally:
+        # A rollout engine's own processes are no actors that end with their job's.
+        _removed(folder)
+
+
+def _removed(folder: Path) -> list[str]:
+    left = remove_leftovers(identity_of(folder))
+    return [*left.placement_groups, *left.processes]
 
 
 def named_groups(sweep_id: str, bundles: Sequence[dict[str, float]], strategy: str) -> Any:

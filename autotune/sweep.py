@@ -20,7 +20,7 @@ from autotune.calibrate import calibration_of
 from autotune.config import Sweep, to_yaml
 from autotune.errors import AutotuneError, BadInputError, SweepError
 from autotune.export import BaseJob, export
-from autotune.leftovers import identity_of, remove_leftovers
+from autotune.leftovers import cleared
 from autotune.mirror import mirrored, restore
 from autotune.models.calibration_record import CalibrationRecord
 from autotune.models.overlap_settings import TIMES
@@ -131,22 +131,16 @@ def run_sweep(
     Raises:
         SweepError: The cluster cannot hold one trial.
     """
-    with cluster(sweep, address):
+    with cluster(sweep, address), cleared(store.folder):
         if published_as is not None:
             publish(store.folder, published_as)
-        for name in _clear(store):
-            logger.warning("left over from an earlier run of this sweep, removed: %s", name)
         loaded = sweep
         sweep = with_calibration(loaded, calibrate_sweep(loaded, store, console))
         measured = sweep.base_overrides[len(loaded.base_overrides) :]
         store.write(BASE_JOB_FILE, BaseJob.of(sweep, measured).to_json())
-        try:
-            result = _tune(sweep, store, console)
-            if result.is_complete and sweep.config.verify.enabled:
-                result = _verify(sweep, store, result, console)
-        finally:
-            # A rollout engine's own processes are no actors that end with their job's.
-            _clear(store)
+        result = _tune(sweep, store, console)
+        if result.is_complete and sweep.config.verify.enabled:
+            result = _verify(sweep, store, result, console)
     if result.verification is not None and result.verification.winner is not None:
         result = _export(store, result)
     return result
@@ -221,12 +215,6 @@ def with_calibration(sweep: Sweep, record: CalibrationRecord | None) -> Sweep:
     base_overrides = (*sweep.base_overrides, *added)
     base_config = compose_base(sweep.config.base.config_name, base_overrides)
     return dataclasses.replace(sweep, base_overrides=base_overrides, base_config=base_config)
-
-
-def _clear(store: SweepStore) -> list[str]:
-    """Remove what is left in the cluster of this sweep's jobs; return what there was."""
-    left = remove_leftovers(identity_of(store.folder))
-    return [*left.placement_groups, *left.processes]
 
 
 def _write_inputs(sweep: Sweep, store: SweepStore) -> None:

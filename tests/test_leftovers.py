@@ -13,7 +13,7 @@ from local_ray import local_ray
 from ray.util.placement_group import placement_group, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from autotune.leftovers import identity_of, named_groups, remove_leftovers
+from autotune.leftovers import cleared, identity_of, named_groups, remove_leftovers
 from autotune.verl_bridge.job_processes import JOB_ENV, job_name
 
 OURS, OTHERS = "0123456789abcdef", "0123456789abcdee"
@@ -47,6 +47,17 @@ def test_groups_of_one_sweep_have_names_of_their_own(cluster: None) -> None:
     ours = [name for name, state in states().items() if OURS in name and state == "CREATED"]
     assert len(ours) == 2
     assert len(remove_leftovers(OURS).placement_groups) == 2
+
+
+def test_what_ran_before_is_gone_at_the_start_and_what_runs_now_at_the_end(
+    cluster: None, tmp_path: Path
+) -> None:
+    ours = identity_of(tmp_path)
+    group_of(ours)
+    with cleared(tmp_path):
+        assert [states()[name] for name in states() if ours in name] == ["REMOVED"]
+        group_of(ours)
+    assert [states()[name] for name in states() if ours in name] == ["REMOVED"] * 2
 
 
 def test_only_the_sweeps_own_groups_actors_and_processes_are_removed(cluster: None) -> None:

@@ -36,6 +36,7 @@ def run(options: argparse.Namespace) -> ExitCode:
     """Run what is left of the verification and print what it found."""
     from rich.console import Console
 
+    from autotune.leftovers import cleared
     from autotune.report.verify_text import verification_text
     from autotune.sweep import calibrate_sweep, with_calibration
     from autotune.tuning import cluster
@@ -43,7 +44,7 @@ def run(options: argparse.Namespace) -> ExitCode:
 
     console = Console()
     sweep, store, candidates, claim = _what(options)
-    with store.locked(), cluster(sweep, options.address):
+    with store.locked(), cluster(sweep, options.address), cleared(store.folder):
         sweep = with_calibration(sweep, calibrate_sweep(sweep, store, console))
         attempt = attempt_of(sweep, store, candidates, again=options.again)
         verifier = Verifier(
