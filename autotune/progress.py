@@ -22,15 +22,22 @@ class Progress(Callback):
     Args:
         store: Gets the steps.
         table: Shows them.
+        record_of: Returns a finished trial by its number, as the searcher has stored it.
         on_failure: Gets the reason when a step cannot be kept; Tune would hide it behind its own
             error.
     """
 
     def __init__(
-        self, store: SweepStore, table: LiveTable, *, on_failure: Callable[[str], None]
+        self,
+        store: SweepStore,
+        table: LiveTable,
+        *,
+        record_of: Callable[[int], TrialRecord | None],
+        on_failure: Callable[[str], None],
     ) -> None:
         self._store = store
         self._table = table
+        self._record_of = record_of
         self._on_failure = on_failure
 
     def __getstate__(self) -> dict[str, Any]:
@@ -65,8 +72,7 @@ class Progress(Callback):
     def on_trial_complete(
         self, iteration: int, trials: list[Any], trial: Any, **_info: Any
     ) -> None:
-        """Show a trial that ended, as the searcher has kept it just before."""
-        number = trial.config["number"]
-        for record in self._store.read_trials():
-            if record.number == number and record.state.is_setting_fault:
-                self._table.trial_finished(record)
+        """Show a trial that ended; Tune tells the searcher first."""
+        record = self._record_of(trial.config["number"])
+        if record is not None and record.state.is_setting_fault:
+            self._table.trial_finished(record)

@@ -146,6 +146,10 @@ class SweepSearcher(Searcher):
         """Trials that count: those whose outcome is evidence about their setting."""
         return sum(record.state.is_setting_fault for record in self._ledger.finished.values())
 
+    def record_of(self, number: int) -> TrialRecord | None:
+        """Return a finished trial as it was stored; None while it has not ended."""
+        return self._ledger.finished.get(number)
+
     @property
     def stop_reason(self) -> str | None:
         """Why no new setting is tried although trials of the budget are left, in words."""

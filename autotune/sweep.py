@@ -8,7 +8,6 @@ so nothing of Tune's own bookkeeping has to survive.
 
 import contextlib
 import dataclasses
-import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,8 +42,6 @@ from autotune.verification import Verification
 from autotune.verl_bridge.overlap_rules import calibration_overrides, overlap_keys
 from autotune.verl_bridge.overrides import compose_base, leaves
 from autotune.versions import versions
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,7 +290,12 @@ def _tune(sweep: Sweep, store: SweepStore, console: Any) -> SweepResult:
             searcher,
             trials_of(sweep, store.folder / LOG_FOLDER),
             max_concurrent=sweep.config.search.max_concurrent,
-            callbacks=[Progress(store, table, on_failure=searcher.fail), stop],
+            callbacks=[
+                Progress(
+                    store, table, record_of=searcher.record_of, on_failure=searcher.fail
+                ),
+                stop,
+            ],
             scheduler=EarlyStopScheduler(searcher),
         )
     is_complete = searcher.is_done
