@@ -111,7 +111,7 @@ class SweepSearcher(Searcher):
     ) -> None:
         super().__init__()
         self.failure: str | None = None
-        """Why the search ended early: the baseline or several trials in a row were lost."""
+        """Why the search ended early, see :meth:`fail`."""
         self._stop: Stop | None = None
         self._space = space
         self._settings = settings
@@ -371,12 +371,12 @@ class SweepSearcher(Searcher):
             return
         self._records.append_trial(self._lost_record(live, cause))
         if live.number == BASELINE:
-            self.failure = f"the baseline was lost {self._lost[BASELINE]} times: {cause}"
+            self.fail(f"the baseline was lost {self._lost[BASELINE]} times: {cause}")
             return
         self._ledger.tell(self._lost_record(live, cause))
         self._given_up_in_a_row += 1
         if self._given_up_in_a_row >= MAX_GIVEN_UP:
-            self.failure = f"{MAX_GIVEN_UP} trials in a row were lost, the last one: {cause}"
+            self.fail(f"{MAX_GIVEN_UP} trials in a row were lost, the last one: {cause}")
 
     def _lost_record(self, live: _Live, cause: str) -> TrialRecord:
         return self._record(

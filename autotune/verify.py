@@ -70,7 +70,7 @@ class VerifySearcher(Searcher):
     ) -> None:
         super().__init__()
         self.failure: str | None = None
-        """Why no job can be run."""
+        """Why no further job can be run, see :meth:`fail`."""
         self._next_job = next_job
         self._make_config = make_config
         self._on_job = on_job
@@ -104,13 +104,22 @@ class VerifySearcher(Searcher):
                 self._on_job(block, trial, record)
             except WriteError as error:
                 # Tune would hide it behind its own error.
-                self.failure = str(error)
+                self.fail(str(error))
             return
         cause = record.cause if record is not None else "its actor was lost"
         self._losses += 1
         logger.warning("a job of trial %d was lost: %s", trial, cause)
         if self._losses > self._max_retries:
-            self.failure = f"a job of trial {trial} was lost {self._losses} times: {cause}"
+            self.fail(f"a job of trial {trial} was lost {self._losses} times: {cause}")
+
+    def fail(self, problem: str) -> None:
+        """Run no further job.
+
+        Args:
+            problem: Why it cannot go on.
+        """
+        logger.error("%s", problem)
+        self.failure = problem
 
     def save(self, checkpoint_path: str) -> None:
         """Write nothing: the records decide what is left to do."""
