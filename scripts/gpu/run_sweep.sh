@@ -13,6 +13,7 @@
 #             the same command goes on; default: no limit
 #   RESULTS   folder that gets the sweep's records and logs as one .tar.gz, however the sweep ended
 #   COMMAND   autotune's command; default sweep (calibrate measures the links alone)
+#   SCRIPT    a script of this checkout that runs instead, e.g. scripts/verify_aa.py
 set -euo pipefail
 
 if (($# < 2)); then
@@ -42,7 +43,10 @@ rm -rf "$root/build"
 "$python" -m pip install --quiet --no-index --no-deps --no-build-isolation --no-compile --upgrade \
   --target "$site" "$root"
 
-# The random model that the sweep file names, if it is one of ours.
+# The random models that the sweep file names, if they are ours.
+if grep -q 'demo/tiny' "$sweep"; then
+  "$python" scripts/make_demo_assets.py --out demo/tiny
+fi
 while read -r folder; do
   size="${folder##*-}"
   "$python" scripts/make_demo_assets.py --size "${size/b/B}" --out "$folder"
@@ -61,4 +65,8 @@ limit=()
 if [[ -n "${LIMIT_S:-}" ]]; then
   limit=(timeout --signal=INT --kill-after=60 "$LIMIT_S")
 fi
-"${limit[@]}" "$python" -m autotune.cli "${COMMAND:-sweep}" "$sweep" "$@"
+program=(-m autotune.cli "${COMMAND:-sweep}")
+if [[ -n "${SCRIPT:-}" ]]; then
+  program=("$SCRIPT")
+fi
+"${limit[@]}" "$python" "${program[@]}" "$sweep" "$@"

@@ -55,8 +55,6 @@ def records() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def done(folder: Path, records: str) -> subprocess.CompletedProcess[str]:
-    make_assets = [sys.executable, "scripts/make_demo_assets.py", "--out", "demo/tiny"]
-    subprocess.run(make_assets, cwd=ROOT, check=True)
     arguments = ("bundle", str(QUICKSTART), "search.num_trials=2")
     results = {"COMMAND": "check", "RESULTS": "out"}
     assert run(folder, *arguments, **results).returncode == 0
@@ -87,6 +85,11 @@ def test_records_are_packed_without_tunes_own_files(
         names = archive.getnames()
     assert f"{records}/trials.jsonl" in names
     assert f"{records}/tune" not in names
+
+
+def test_another_script_may_run_instead(folder: Path) -> None:
+    said = run(folder, "bundle", str(QUICKSTART), "--help", SCRIPT="scripts/verify_aa.py")
+    assert said.returncode == 0 and "--parallel" in said.stdout
 
 
 def test_without_arguments_it_says_how_it_is_used(folder: Path) -> None:
