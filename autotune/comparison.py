@@ -298,10 +298,10 @@ def _decide(
     if gain is None:
         return Decision.NOT_PROVEN, f"There is no ratio: {absent}."
     if gain.high < 1:
-        return Decision.WORSE, f"It is slower: {_shown(gain)} times the base job."
+        return Decision.WORSE, f"It is slower: {_times(gain)} times the base job."
     if gain.low <= 1:
         return Decision.NOT_PROVEN, (
-            f"The interval of the ratio holds 1: {_shown(gain)}; more jobs may decide it."
+            f"The interval of the ratio holds 1: {_times(gain)}; more jobs may decide it."
         )
     for check in checks:
         if check.measured is None:
@@ -314,7 +314,12 @@ def _decide(
                 f"{check.metric} may break its limit: {_shown(check.measured)}, limit "
                 f"{check.max:g}; more jobs may decide it."
             )
-    return Decision.PROVEN, f"{_shown(gain)} times the base job, all constraints kept."
+    return Decision.PROVEN, f"{_times(gain)} times the base job, all constraints kept."
+
+
+def _times(gain: Estimate) -> str:
+    """Return a ratio with one digit more, which may be close to 1."""
+    return f"{gain.value:.4g} [{gain.low:.4g}, {gain.high:.4g}]"
 
 
 def _shown(measured: Estimate) -> str:

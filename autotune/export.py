@@ -24,11 +24,10 @@ from typing import Any
 from autotune.errors import BadInputError, SweepError
 from autotune.launch_script import parse_launch_script, script_of, with_overrides, without_secrets
 from autotune.objective import TrialRecord, best_feasible, least_infeasible
-from autotune.provenance import Choice, changes, claim_line, doubts_of, header, verdict_lines
+from autotune.provenance import Choice, changes, claim_of, doubts_of, header, verdict_lines
 from autotune.redaction import mask
 from autotune.report.reading import SweepData, read_sweep
-from autotune.store import BASE_JOB_FILE, BEST_FILE, VERIFICATION_FILE, write_atomic
-from autotune.verification import read_verification
+from autotune.store import BASE_JOB_FILE, BEST_FILE, write_atomic
 from autotune.verl_bridge.config_file import differences, job_file
 from autotune.verl_bridge.overrides import compose_base
 
@@ -94,7 +93,7 @@ def export(folder: Path, out: Path, *, allow_unproven: bool) -> Exported:
         SweepError: A record cannot be read, or a file would be another job.
     """
     data = read_sweep(folder)
-    choice = choose(data, read_verification(data.folder / VERIFICATION_FILE))
+    choice = choose(data)
     if choice.doubts and not allow_unproven:
         raise BadInputError(
             f"Trial {choice.record.number} of {data.folder} is not proven: "
@@ -112,13 +111,13 @@ def export(folder: Path, out: Path, *, allow_unproven: bool) -> Exported:
     return Exported(files=[out / name for name in texts], refused=refused)
 
 
-def choose(data: SweepData, verification: Any) -> Choice:
+def choose(data: SweepData) -> Choice:
     """Return the proven winner; without one, the sweep's best trial and the doubts about it.
 
     Raises:
         BadInputError: There is no setting that could be exported.
     """
-    baseline = data.baseline
+    baseline, verification = data.baseline, data.verification
     objective = data.config.objective.metric
     winner = verification.winner if verification is not None else None
     record: TrialRecord | None
@@ -150,8 +149,8 @@ def files_of(
     objective = data.config.objective.metric
     tuned = choice.record.overrides
     complete = [*base.overrides, *tuned]
-    lines = [*header(data, choice, str(out.resolve()))]
-    block = "\n".join([*(f"# {line}".rstrip() for line in lines), claim_line(data, choice)])
+    lines = [*header(data, choice, out.resolve())]
+    block = "\n".join([*(f"# {line}".rstrip() for line in lines), claim_of(data, choice)])
     said = changes(choice, data.trials, objective)
     note = [lines[0], *verdict_lines(choice, data.config), f"Changed settings: see {DIFF_FILE}."]
     script = _script(base, [*base.measured, *tuned], note)

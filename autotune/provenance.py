@@ -1,26 +1,30 @@
-"""Where exported settings come from: the comment block of an export, and the claim in it.
+"""Where exported settings come from: the comment block of an export.
 
-Runs in the driver. Pure functions from records to text and back. The block is for a person; its
-last line, :data:`CLAIM_MARK` and one JSON object, is what ``autotune verify`` holds a later
-measurement against.
+Runs in the driver. Pure functions from records to text. The block is for a person; its last line is
+for a program, see :mod:`autotune.claim`.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from autotune.claim import claim_line
 from autotune.knobs import KNOBS
-from autotune.metrics import METRICS
 from autotune.objective import TrialRecord, TrialState
+from autotune.report.answer import production_command
 from autotune.report.by_itself import effect_of
 from autotune.report.reading import SweepData
-from autotune.report.text import fidelity_note, format_value, plural
+from autotune.report.text import (
+    estimate_text,
+    fidelity_note,
+    format_value,
+    pairs_text,
+    plural,
+    ratio_text,
+)
 from autotune.settings import SweepConfig
 from autotune.verification import CandidateResult, Decision, Estimate, Verification
-
-CLAIM_MARK = "# autotune-claim: "
-CLAIM_VERSION = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +46,8 @@ class Choice:
         return self.candidate.gain_ratio if self.candidate is not None else None
 
 
-def header(data: SweepData, choice: Choice, folder: str) -> list[str]:
-    """Return the provenance block, without ``#``."""
+def header(data: SweepData, choice: Choice, folder: Path) -> list[str]:
+    """Return the provenance block, without ``#``, of files that are written to a folder."""
     versions = data.versions
     commit = f", commit {versions['autotune-commit']}" if "autotune-commit" in versions else ""
     return [
@@ -58,7 +62,7 @@ def header(data: SweepData, choice: Choice, folder: str) -> list[str]:
         *_hardware_lines(data, choice),
         "Versions: " + ", ".join(f"{name} {value}" for name, value in versions.items()) + ".",
         "",
-        f"Run it: python -m verl.trainer.main_ppo --config-path {folder} --config-name best",
+        f"Run it: {production_command(folder)}",
         "(with verl-autotune installed where the job needs its plug-ins)",
     ]
 
@@ -71,17 +75,18 @@ def verdict_lines(choice: Choice, config: SweepConfig) -> list[str]:
     if choice.doubts:
         lines.append("UNPROVEN, exported with --allow-unproven:")
         lines += [f"  {doubt}" for doubt in choice.doubts]
-    elif gain is not None and candidate is not None and choice.verification is not None:
-        proven = choice.verification.objective
+    if gain is not None and candidate is not None and choice.verification is not None:
+        metric = choice.verification.objective
         lines.append(
-            f"PROVEN: {gain.value:.3g} times the base job in {proven}, 95 % interval "
-            f"{gain.low:.3g} to {gain.high:.3g} ({gain.num_jobs} pairs of cold jobs, interleaved)."
+            f"{'Verified' if choice.doubts else 'PROVEN'}: {ratio_text(gain.value)} times the base "
+            f"job in {metric}, 95 % interval {ratio_text(gain.low)} to {ratio_text(gain.high)}, "
+            f"from {pairs_text(gain.num_jobs)}."
         )
         for name, measured in (
             ("base job", choice.verification.baseline),
             ("this setting", candidate.objective),
         ):
-            lines.append(f"  {name}: {_shown(proven, measured)}")
+            lines.append(f"  {name}: {estimate_text(metric, measured)}")
     before, after = choice.baseline.value(objective), choice.record.value(objective)
     lines.append(
         f"In the sweep, one job each{f' ({note})' if note else ''}: "
@@ -101,9 +106,10 @@ def constraint_lines(data: SweepData, choice: Choice) -> list[str]:
         name, limit = constraint.metric, format_value(constraint.metric, constraint.max)
         check = checks.get(name)
         if check is not None:
-            measured = _shown(name, check.measured) if check.measured else f"n/a ({check.absent})"
+            reason = f" ({check.absent})" if check.measured is None else ""
             lines.append(
-                f"  {name}: {measured}, limit {limit}; base job {_shown(name, check.baseline)}"
+                f"  {name}: {estimate_text(name, check.measured)}{reason}, limit {limit}; base job "
+                f"{estimate_text(name, check.baseline)}"
             )
             continue
         own, base = choice.record.metrics.get(name), choice.baseline.metrics.get(name)
@@ -130,33 +136,19 @@ def changes(
     return said
 
 
-def claim_line(data: SweepData, choice: Choice) -> str:
-    """Return the line that a program reads: what this export claims."""
+def claim_of(data: SweepData, choice: Choice) -> str:
+    """Return the line that a program reads, see :mod:`autotune.claim`."""
     gain, verification = choice.gain_ratio, choice.verification
-    claim: dict[str, Any] = {
-        "claim_version": CLAIM_VERSION,
-        "sweep": data.config.name,
-        "trial": choice.record.number,
-        "objective": verification.objective
-        if gain is not None and verification is not None
-        else data.config.objective.metric,
-        "proven": not choice.doubts,
-        "gain_ratio": None if gain is None else [gain.low, gain.value, gain.high],
-    }
-    return CLAIM_MARK + json.dumps(claim)
-
-
-def read_claim(text: str) -> dict[str, Any] | None:
-    """Return the claim of an exported file; None where it states none."""
-    for line in text.splitlines():
-        if line.startswith(CLAIM_MARK):
-            try:
-                claim = json.loads(line.removeprefix(CLAIM_MARK))
-            except ValueError:
-                return None
-            known = isinstance(claim, dict) and claim.get("claim_version") == CLAIM_VERSION
-            return claim if known else None
-    return None
+    objective = data.config.objective.metric
+    if gain is not None and verification is not None:
+        objective = verification.objective
+    return claim_line(
+        sweep=data.config.name,
+        trial=choice.record.number,
+        objective=objective,
+        proven=not choice.doubts,
+        gain_ratio=None if gain is None else [gain.low, gain.value, gain.high],
+    )
 
 
 def doubts_of(
@@ -173,7 +165,8 @@ def doubts_of(
     elif candidate is None:
         found.append("The verification compared other settings.")
     elif candidate.decision is not Decision.PROVEN:
-        found.append(f"Verified: {candidate.decision.value.replace('_', ' ')}. {candidate.reason}")
+        decision = candidate.decision.value.replace("_", " ")
+        found.append(f"The verification says: {decision}. {candidate.reason}")
     return found
 
 
@@ -185,8 +178,8 @@ def _effect(
     if found is None:
         return "not measured by itself"
     return (
-        f"by itself {found.ratio:.2f} times in {objective} (trial {found.after.number} against "
-        f"{found.before.number}, one job each)"
+        f"by itself {ratio_text(found.ratio)} times in {objective} (trial {found.after.number} "
+        f"against {found.before.number}, one job each)"
     )
 
 
@@ -205,14 +198,6 @@ def _hardware_lines(data: SweepData, choice: Choice) -> list[str]:
         f"Links ({links.backend}): all-gather {gather.bandwidth_bytes_per_s / 1e9:.3g} GB/s "
         f"after {gather.latency_s * 1e6:.3g} us, calibrated {links.measured_at[:10]}.",
     ]
-
-
-def _shown(metric: str, measured: Estimate | None) -> str:
-    if measured is None:
-        return "n/a"
-    low, high = format_value(metric, measured.low), format_value(metric, measured.high)
-    assert metric in METRICS
-    return f"{format_value(metric, measured.value)} [{low} to {high}]"
 
 
 def _plain(value: Any) -> str:

@@ -76,7 +76,7 @@ class CandidateResult:
     """One verified setting."""
 
     number: int
-    """The trial of the sweep that had it; 1 where a file is verified."""
+    """The trial of the sweep that had it; 1 where a file's setting is verified."""
     setting: dict[str, Any]
     """Knob -> value."""
     overrides: list[str]
@@ -122,8 +122,10 @@ class Verification:
     """Ranks held x wall time of all jobs."""
     started_at: str
     ended_at: str
+    file: str | None = None
+    """The production file whose setting was verified, as its path; None: settings of a sweep."""
     claim: dict[str, Any] | None = None
-    """Where a file is verified: the gain that it states, see ``autotune.provenance``."""
+    """What that file states of its gain, see ``autotune.claim``; None: nothing."""
 
     @property
     def winning(self) -> CandidateResult | None:
@@ -162,7 +164,7 @@ class VerifyJob:
     """Which verification it belongs to, see :func:`autotune.verify.plan_name`."""
     block: int
     trial: int
-    """The sweep's trial whose setting ran; 0 is the baseline."""
+    """The sweep's trial whose setting ran, see ``CandidateResult.number``; 0 is the baseline."""
     record: TrialRecord
     """What was measured; its number counts the jobs of the verification."""
 

@@ -18,14 +18,14 @@ from typing import Any
 
 from ray.tune.search import Searcher
 
+from autotune.claim import read_claim
 from autotune.comparison import BASELINE, ERROR, Comparison, Plan, estimate
 from autotune.config import Sweep
 from autotune.errors import BadInputError, SweepError, WriteError
 from autotune.knobs import KNOBS, KnobValue
 from autotune.objective import RECORD, TrialRecord, best_feasible, is_better, timestamp
-from autotune.provenance import read_claim
 from autotune.report.text import duration_s
-from autotune.report.verify_text import job_line
+from autotune.report.verify_text import job_text, setting_name
 from autotune.store import LOG_FOLDER, VERIFICATION_FILE, SweepStore
 from autotune.trial_metrics import against_baseline
 from autotune.tuning import run_tuner, trials_of
@@ -35,13 +35,16 @@ from autotune.verl_bridge.overrides import compose_base, leaves
 
 logger = logging.getLogger(__name__)
 
+FILE = 1
+"""Stands for a trial's number where the setting is a file's."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
     """A setting to compare with the baseline."""
 
     number: int
-    """The sweep's trial; 1 for a file's setting, 0 for the baseline."""
+    """The sweep's trial; :data:`FILE` for a file's setting, 0 for the baseline."""
     setting: dict[str, KnobValue]
     overrides: list[str]
     """From the base job to this setting."""
@@ -168,7 +171,7 @@ def file_candidate(sweep: Sweep, path: Path) -> tuple[Candidate, list[str]]:
             "There is nothing to compare: name the base job that it was tuned from.",
         )
     job = compose_base(sweep.config.base.config_name, [*sweep.base_overrides, *overrides])
-    return Candidate(number=1, setting=setting, overrides=overrides), differences(job, config)
+    return Candidate(number=FILE, setting=setting, overrides=overrides), differences(job, config)
 
 
 def plan_name(sweep: Sweep, candidates: Sequence[Candidate], attempt: int) -> str:
@@ -204,7 +207,7 @@ class Verifier:
         candidates: What is compared with the baseline, at least one.
         console: Where progress goes (rich).
         attempt: Which verification of these settings it is, see :func:`attempt_of`.
-        claim: What the verified file claims, if it is a file.
+        file: The production file whose setting the one candidate is; None: settings of a sweep.
     """
 
     def __init__(
@@ -215,12 +218,12 @@ class Verifier:
         *,
         console: Any,
         attempt: int,
-        claim: dict[str, Any] | None = None,
+        file: Path | None = None,
     ) -> None:
         self._sweep = sweep.of_whole_steps()
         self._store = store
         self._console = console
-        self._claim = claim
+        self._file = file
         baseline = Candidate(number=BASELINE, setting=sweep.space.baseline(), overrides=[])
         self._candidates = {found.number: found for found in (baseline, *candidates)}
         self._plan = Plan(
@@ -303,7 +306,9 @@ class Verifier:
         job = VerifyJob(plan=self._name, block=block, trial=trial, record=record)
         self._store.append_verify_job(job)
         self._jobs.append(job)
-        line = job_line(job, len(self._jobs), self._plan.max_jobs, self._sweep.config)
+        done = f"verify job {len(self._jobs)} of at most {self._plan.max_jobs}"
+        name = setting_name(trial, is_file=self._file is not None)
+        line = f"{done}, {name}: {job_text(record, self._sweep.config)}"
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _outcome(self) -> Verification:
@@ -329,7 +334,8 @@ class Verifier:
             gpu_seconds=sum(record.metrics.get("gpu_seconds") or 0.0 for record in records),
             started_at=min((record.started_at for record in records), default=timestamp()),
             ended_at=max((record.ended_at for record in records), default=timestamp()),
-            claim=self._claim,
+            file=str(self._file.resolve()) if self._file is not None else None,
+            claim=read_claim(self._file.read_text("utf-8")) if self._file is not None else None,
         )
 
     def _result(self, number: int, comparison: Comparison) -> CandidateResult:
@@ -359,8 +365,3 @@ class Verifier:
         if all(number in comparison.settled for number in self._plan.candidates):
             return "every setting is known as well as was asked"
         return f"all {self._plan.max_jobs} jobs ran (verify.max_jobs)"
-
-
-def claim_of(path: Path) -> dict[str, Any] | None:
-    """Return what an exported file claims, see :mod:`autotune.provenance`."""
-    return read_claim(path.read_text(encoding="utf-8"))

@@ -12,6 +12,7 @@ from test_sweep import RECORD
 from test_verification import verification
 from verify_cases import LIMIT, OBJECTIVE
 
+from autotune.claim import read_claim
 from autotune.commands import export as export_command
 from autotune.config import to_yaml
 from autotune.errors import BadInputError, ExitCode, SweepError
@@ -27,7 +28,7 @@ from autotune.knobs import KnobValue
 from autotune.launch_script import parse_launch_script, script_of
 from autotune.objective import TrialRecord, TrialState, evaluate
 from autotune.protocol import protocol_overrides
-from autotune.provenance import read_claim
+from autotune.report.text import format_value
 from autotune.settings import (
     BaseJobConfig,
     DomainConfig,
@@ -179,12 +180,27 @@ def test_every_tuned_setting_says_what_it_was_is_and_did(proven: Path) -> None:
 def test_the_head_says_how_sure_it_is_where_and_with_what_it_was_measured(proven: Path) -> None:
     text = (proven / BEST_FILE).read_text()
     assert "commit abc: sweep 'tiny', trial 3." in text
-    assert "PROVEN: 1.5 times the base job" in text and "95 % interval 1.4 to 1.6" in text
-    assert "exposed_comm_ratio: 10 % [9 % to 11 %], limit 20 %" in text
+    assert "PROVEN: 1.50 times the base job" in text and "95 % interval 1.40 to 1.60" in text
+    assert f"this setting: {format_value(OBJECTIVE, 150)} (149 to 151)" in text
+    assert "exposed_comm_ratio: 10 % (9 to 11), limit 20 %" in text
     assert "1 node x 2 CPU, world size 2." in text and "verl 0.9.1" in text
     assert "Links (gloo): all-gather 1 GB/s after 100 us, calibrated 2026-01-01." in text
     claim = read_claim(text)
     assert claim is not None and claim["gain_ratio"] == [1.4, 1.5, 1.6] and claim["proven"]
+
+
+@pytest.mark.parametrize("num_pairs", [2, 3, 7])
+@pytest.mark.parametrize("decision", [Decision.PROVEN, Decision.NOT_PROVEN])
+def test_the_head_counts_the_pairs_that_ran(
+    num_pairs: int, decision: Decision, tmp_path: Path
+) -> None:
+    folder = make_folder(tmp_path / "sweep")
+    found = verification(decision).to_dict()
+    found["candidates"][0]["gain_ratio"]["num_jobs"] = num_pairs
+    (folder / VERIFICATION_FILE).write_text(json.dumps(found))
+    said = f"1.60, from {num_pairs} pairs ({2 * num_pairs} cold jobs), interleaved."
+    for path in export(folder, tmp_path / "out", allow_unproven=True).files:
+        assert path.name == DIFF_FILE or said in path.read_text(), path
 
 
 def test_the_head_says_that_the_sweeps_trials_replayed_their_rollout(tmp_path: Path) -> None:
@@ -198,7 +214,7 @@ def test_the_head_says_that_the_sweeps_trials_replayed_their_rollout(tmp_path: P
     export(folder, folder / "out", allow_unproven=False)
     for name in (BEST_FILE, OVERRIDES_FILE, SCRIPT_FILE):
         text = (folder / "out" / name).read_text()
-        assert f"PROVEN: 1.5 times the base job in {OBJECTIVE}, 95 % interval" in text
+        assert f"PROVEN: 1.50 times the base job in {OBJECTIVE}, 95 % interval" in text
         assert (
             "In the sweep, one job each (update-only: rollout replayed): base job 100 update-only "
             "tokens/s/GPU, trial 3 150 update-only tokens/s/GPU." in text
@@ -233,8 +249,8 @@ def test_the_diff_shows_what_changes(proven: Path) -> None:
     ("decision", "message"),
     [
         (None, "never compared with the base job again"),
-        (Decision.NOT_PROVEN, "Verified: not proven"),
-        (Decision.WORSE, "Verified: worse"),
+        (Decision.NOT_PROVEN, "says: not proven"),
+        (Decision.WORSE, "says: worse"),
     ],
 )
 def test_what_is_not_proven_is_refused(

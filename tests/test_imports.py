@@ -13,7 +13,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     (
         *("config", "settings", "domain", "knobs", "space", "yaml_file", "objective"),
         *("trial_metrics", "measure", "models", "landscape"),
-        *("verification", "comparison", "placement", "hypotheses"),
+        *("verification", "comparison", "claim", "placement", "hypotheses"),
         *("launch_script", "shell_scanner", "shell_words"),
         *("verl_bridge.config_file", "verl_bridge.job", "verl_bridge.overrides"),
         *("verl_bridge.paths", "verl_bridge.rules", "verl_bridge.schema"),

@@ -1,25 +1,12 @@
-"""The claim of an exported file, and the doubts about a setting."""
+"""The doubts about a setting that is exported."""
 
 import pytest
 from test_verification import verification
 from verify_cases import record
 
 from autotune.objective import TrialState
-from autotune.provenance import CLAIM_MARK, doubts_of, read_claim
+from autotune.provenance import doubts_of
 from autotune.verification import Decision
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "a: 1\n", f"{CLAIM_MARK}not json\n", f'{CLAIM_MARK}{{"claim_version": 99}}\n'],
-)
-def test_a_file_without_a_claim_claims_nothing(text: str) -> None:
-    assert read_claim(text) is None
-
-
-def test_a_claim_is_found_among_comments() -> None:
-    claim = read_claim(f'# a\n{CLAIM_MARK}{{"claim_version": 1, "gain_ratio": [1, 2, 3]}}\na: 1\n')
-    assert claim is not None and claim["gain_ratio"] == [1, 2, 3]
 
 
 def test_a_proven_setting_leaves_no_doubt() -> None:
@@ -30,7 +17,7 @@ def test_a_proven_setting_leaves_no_doubt() -> None:
 @pytest.mark.parametrize("decision", [Decision.NOT_PROVEN, Decision.WORSE])
 def test_what_the_verification_found_is_the_doubt(decision: Decision) -> None:
     found = verification(decision)
-    assert doubts_of(record(3, 150.0), found, found.of(3))[0].startswith("Verified: ")
+    assert doubts_of(record(3, 150.0), found, found.of(3))[0].startswith("The verification says: ")
 
 
 def test_a_setting_that_was_not_among_the_verified_is_doubtful() -> None:

@@ -96,7 +96,7 @@ def test_a_faster_setting_is_proven_and_written(sweep: Sweep, store: SweepStore)
     assert found is not None and found.winner == 3
     assert found.candidates[0].decision is Decision.PROVEN
     assert read_verification(store.folder / VERIFICATION_FILE) == found
-    assert "trial 3: PROVEN, the winner. 1.5 [" in verification_text(found, "gpu")
+    assert "trial 3: PROVEN, the winner. 1.502 [" in verification_text(found, "gpu")
 
 
 def test_a_sweep_that_replays_its_rollout_is_verified_on_whole_steps(

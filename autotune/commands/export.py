@@ -27,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> ExitCode:
     """Write the files and name them."""
     from autotune.export import export
+    from autotune.report.answer import production_command
 
     out = options.out if options.out is not None else options.folder
     exported = export(options.folder, out, allow_unproven=options.allow_unproven)
@@ -34,8 +35,5 @@ def run(options: argparse.Namespace) -> ExitCode:
     if exported.refused is not None:
         print(f"autotune: {exported.refused}", file=sys.stderr)
         return ExitCode.FAILED
-    print(
-        f"Production: python -m verl.trainer.main_ppo --config-path {out.resolve()} "
-        "--config-name best"
-    )
+    print(f"Production: {production_command(out.resolve())}")
     return ExitCode.DONE

@@ -7,7 +7,7 @@ Runs in the driver. The module's head imports nothing heavy, so that ``--help`` 
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from autotune.commands.arguments import add_address
 from autotune.errors import BadInputError, ExitCode
@@ -15,6 +15,7 @@ from autotune.errors import BadInputError, ExitCode
 if TYPE_CHECKING:
     from autotune.config import Sweep
     from autotune.store import SweepStore
+    from autotune.verify import Candidate
 
 SUMMARY = "measure the best settings, or a production file, against the base job in cold jobs"
 
@@ -43,12 +44,13 @@ def run(options: argparse.Namespace) -> ExitCode:
     from autotune.verify import Verifier, attempt_of
 
     console = Console()
-    sweep, store, candidates, claim = _what(options)
+    file = options.target if options.target.is_file() else None
+    sweep, store, candidates = _of_sweep(options) if file is None else _of_file(options, file)
     with store.locked(), cluster(sweep, options.address), cleared(store.folder):
         sweep = with_calibration(sweep, calibrate_sweep(sweep, store, console))
         attempt = attempt_of(sweep, store, candidates, again=options.again)
         verifier = Verifier(
-            sweep, store, candidates, console=console, attempt=attempt, claim=claim
+            sweep, store, candidates, console=console, attempt=attempt, file=file
         )
         found = verifier.run()
     if found is None:
@@ -58,38 +60,46 @@ def run(options: argparse.Namespace) -> ExitCode:
     return ExitCode.DONE if found.winner is not None else ExitCode.FAILED
 
 
-def _what(options: argparse.Namespace) -> "tuple[Sweep, SweepStore, Any, Any]":
-    """Return the sweep, its store, the settings to compare, and what a file claims of them."""
+def _of_file(
+    options: argparse.Namespace, file: Path
+) -> "tuple[Sweep, SweepStore, list[Candidate]]":
+    """Return the sweep with the base job, a store of its own, and the file's setting."""
+    from autotune.config import load_sweep
+    from autotune.report.text import plural
+    from autotune.store import SweepStore
+    from autotune.sweep import store_of
+    from autotune.verify import file_candidate
+
+    if options.base is None:
+        raise BadInputError(
+            f"{file} is a file; --base is missing.",
+            "Name the sweep file whose base job it is to be held against.",
+        )
+    sweep = load_sweep(options.base, options.overrides)
+    candidate, others = file_candidate(sweep, file)
+    if others:
+        print(
+            f"{file} differs from the base job in {plural(len(others), 'other key')} "
+            f"({', '.join(others[:5])}{', ...' if len(others) > 5 else ''}): there, both run "
+            "with the base job's values."
+        )
+    folder = store_of(sweep).folder
+    return sweep, SweepStore(folder.with_name(f"{folder.name}_verify")), [candidate]
+
+
+def _of_sweep(options: argparse.Namespace) -> "tuple[Sweep, SweepStore, list[Candidate]]":
+    """Return a sweep, its store and its best settings."""
     from autotune.config import load_sweep
     from autotune.report.reading import read_sweep
     from autotune.store import CONFIG_FILE, SweepStore
-    from autotune.sweep import store_of
-    from autotune.verify import best_candidates, claim_of, file_candidate
+    from autotune.verify import best_candidates
 
-    target: Path = options.target
-    if target.is_file():
-        if options.base is None:
-            raise BadInputError(
-                f"{target} is a file; --base is missing.",
-                "Name the sweep file whose base job it is to be held against.",
-            )
-        sweep = load_sweep(options.base, options.overrides)
-        candidate, others = file_candidate(sweep, target)
-        if others:
-            print(
-                f"{target} differs from the base job in {len(others)} other keys "
-                f"({', '.join(others[:5])}{', ...' if len(others) > 5 else ''}): there, both run "
-                "with the base job's values."
-            )
-        folder = store_of(sweep).folder
-        store = SweepStore(folder.with_name(f"{folder.name}_verify"))
-        return sweep, store, [candidate], claim_of(target)
-    data = read_sweep(target)
+    data = read_sweep(options.target)
     sweep = load_sweep(data.folder / CONFIG_FILE, options.overrides)
     candidates = best_candidates(sweep, data.trials)
     if not candidates:
         raise BadInputError(
-            f"{target}: no feasible trial is better than the base job's own settings.",
+            f"{options.target}: no feasible trial is better than the base job's own settings.",
             "There is nothing to verify.",
         )
-    return sweep, SweepStore(data.folder), candidates, None
+    return sweep, SweepStore(data.folder), candidates

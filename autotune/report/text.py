@@ -12,8 +12,11 @@ from autotune.knobs import KnobValue
 from autotune.metrics import METRICS, STEP_KEYS, WHOLE_STEP
 from autotune.objective import Constraint, StepRecord, TrialRecord, TrialState, best_feasible
 from autotune.settings import ResourcesConfig
+from autotune.verification import Estimate
 
 NOT_MEASURED = "n/a"
+NEAR_ONE = 0.02
+"""Ratios that are closer to 1 than this get a third digit behind the point."""
 UPDATE_ONLY = "update-only: rollout replayed"
 """What every report says of trials under ``trial.fidelity: update``."""
 
@@ -65,14 +68,41 @@ def is_failed(record: TrialRecord) -> bool:
 
 def format_value(metric: str, value: float | None) -> str:
     """Return a metric's value as a person reads it: unit, few digits, ratios in percent."""
-    if value is None:
+    return NOT_MEASURED if value is None else f"{_digits(metric, value)} {unit_text(metric)}"
+
+
+def range_text(metric: str, low: float, high: float) -> str:
+    """Return the ends of an interval of a metric's value: 5 to 7 %."""
+    return f"{_digits(metric, low)} to {_digits(metric, high)} {unit_text(metric)}"
+
+
+def estimate_text(metric: str, measured: Estimate | None) -> str:
+    """Return a metric's value with its interval: 6 % (5 to 7)."""
+    if measured is None:
         return NOT_MEASURED
+    low, high = _digits(metric, measured.low), _digits(metric, measured.high)
+    return f"{format_value(metric, measured.value)} ({low} to {high})"
+
+
+def unit_text(metric: str) -> str:
+    """Return what a metric's printed values are counted in."""
     unit = METRICS[metric].unit
-    if unit == "ratio":
-        return f"{100 * value:.3g} %"
-    if unit == "nats":
-        return f"{value:.1e} nats" if value else "0 nats"
-    return f"{format_number(value)} {unit}"
+    return "%" if unit == "ratio" else unit
+
+
+def ratio_text(value: float) -> str:
+    """Return how many times better something is, with the digits that tell it from 1."""
+    return f"{value:.3f}" if 0 < abs(value - 1) < NEAR_ONE else f"{value:.2f}"
+
+
+def interval_text(gain: Estimate) -> str:
+    """Return a gain with its interval: 1.50 (1.40 to 1.60)."""
+    return f"{ratio_text(gain.value)} ({ratio_text(gain.low)} to {ratio_text(gain.high)})"
+
+
+def pairs_text(num_pairs: int) -> str:
+    """Return what a verified gain was measured with."""
+    return f"{plural(num_pairs, 'pair')} ({2 * num_pairs} cold jobs), interleaved"
 
 
 def format_duration(seconds: float) -> str:
@@ -109,6 +139,16 @@ def joined(words: Sequence[str]) -> str:
 def format_number(value: float) -> str:
     """Return a number with three digits, more only in front of the decimal point."""
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def _digits(metric: str, value: float) -> str:
+    """Return a metric's value without its unit."""
+    unit = METRICS[metric].unit
+    if unit == "ratio":
+        return f"{100 * value:.3g}"
+    if unit == "nats":
+        return f"{value:.1e}" if value else "0"
+    return format_number(value)
 
 
 def trial_line(record: TrialRecord, records: Sequence[TrialRecord], outline: SweepOutline) -> str:

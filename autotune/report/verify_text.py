@@ -3,12 +3,20 @@
 Runs in the driver. Pure functions from records to text.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from typing import Any
 
-from autotune.objective import BASELINE, TrialState
-from autotune.report.text import device_word, format_number, format_value, plural
+from autotune.objective import BASELINE, TrialRecord, TrialState
+from autotune.report.text import (
+    device_word,
+    estimate_text,
+    format_number,
+    format_value,
+    interval_text,
+    plural,
+)
 from autotune.settings import SweepConfig
-from autotune.verification import CandidateResult, Decision, Estimate, Verification, VerifyJob
+from autotune.verification import CandidateResult, Decision, Estimate, Verification
 
 _WORDS = {
     Decision.PROVEN: "Proven faster",
@@ -17,25 +25,23 @@ _WORDS = {
 }
 
 
-def job_line(job: VerifyJob, num_done: int, max_jobs: int, config: SweepConfig) -> str:
+def job_text(record: TrialRecord, config: SweepConfig) -> str:
     """Return what one cold job measured, on one line."""
-    name = setting_name(job.trial)
-    record = job.record
     if record.state is not TrialState.COMPLETE:
-        measured = f"failed ({record.state.value}): {record.cause}"
-    else:
-        metrics = [config.objective.metric, *(limit.metric for limit in config.constraints)]
-        values = [format_value(metric, record.value(metric)) for metric in metrics]
-        limits = [
-            f"{metric} {value}" for metric, value in zip(metrics[1:], values[1:], strict=True)
-        ]
-        measured = ", ".join([values[0], *limits])
-    return f"verify job {num_done} of at most {max_jobs}, {name}: {measured}"
+        return f"failed ({record.state.value}): {record.cause}"
+    objective = config.objective.metric
+    limits = [
+        f"{limit.metric} {format_value(limit.metric, record.value(limit.metric))}"
+        for limit in config.constraints
+    ]
+    return ", ".join([format_value(objective, record.value(objective)), *limits])
 
 
-def setting_name(trial: int) -> str:
-    """Return what a verification calls the setting of one of the sweep's trials."""
-    return "baseline" if trial == BASELINE else f"trial {trial}"
+def setting_name(trial: int, *, is_file: bool = False) -> str:
+    """Return what a verification calls a setting: of one of the sweep's trials, or of a file."""
+    if trial == BASELINE:
+        return "baseline"
+    return "the file's setting" if is_file else f"trial {trial}"
 
 
 def knowledge_text(candidate: CandidateResult, found: Verification) -> str:
@@ -62,56 +68,64 @@ def verification_text(found: Verification, device: str) -> str:
         found: The outcome.
         device: ``resources.device`` of the sweep.
     """
+    what = found.sweep if found.file is None else f"{found.file} on the base job of {found.sweep}"
     lines = [
-        f"Verified {found.sweep}: {plural(found.num_jobs, 'cold job')} of whole steps, "
-        "interleaved.",
-        f"  base job: {_measured(found.objective, found.baseline)}",
+        f"Verified {what}: {plural(found.num_jobs, 'cold job')} of whole steps, interleaved.",
+        f"  base job: {estimate_text(found.objective, found.baseline)}",
     ]
     for candidate in found.candidates:
         lines += _candidate_lines(candidate, found)
-    lines += _claim_lines(found)
+    if found.file is not None:
+        lines += [f"  {claim_text(found.claim, found.candidates[0], found.objective)}"]
     return "\n".join([*lines, f"  cost: {hours_text(found, device)}."])
+
+
+def claim_text(
+    claim: Mapping[str, Any] | None, candidate: CandidateResult, objective: str
+) -> str:
+    """Say whether the gain that a file states comes out again.
+
+    Args:
+        claim: Of the file, see :func:`autotune.claim.read_claim`.
+        candidate: What was measured of its setting.
+        objective: What was compared.
+    """
+    if claim is None or claim["gain_ratio"] is None:
+        return "The file states no gain to hold this against."
+    low, value, high = claim["gain_ratio"]
+    claimed = Estimate(value=value, low=low, high=high, num_jobs=0)
+    unproven = "" if claim["proven"] else ", unproven,"
+    stated = f"The file claims {interval_text(claimed)} times{unproven} in {claim['objective']}"
+    gain = candidate.gain_ratio
+    if claim["objective"] != objective:
+        return f"{stated}; {objective} was compared here, so that it stays open."
+    if gain is None:
+        return f"{stated}; no gain was measured here."
+    stated = f"{stated}, measured here {interval_text(gain)}"
+    if gain.high < low:
+        return f"{stated}: it does not come out here, the gain is smaller."
+    if gain.low > high:
+        return f"{stated}: the gain is larger here."
+    if candidate.is_proven:
+        return f"{stated}: it comes out again."
+    return f"{stated}: the intervals overlap, but nothing is proven here."
 
 
 def _candidate_lines(candidate: CandidateResult, found: Verification) -> list[str]:
     decision = candidate.decision.value.replace("_", " ").upper()
-    mark = ", the winner" if candidate.number == found.winner else ""
+    is_file = found.file is not None
+    mark = ", the winner" if candidate.number == found.winner and not is_file else ""
     lines = [
-        f"  trial {candidate.number}: {decision}{mark}. {candidate.reason}",
+        f"  {setting_name(candidate.number, is_file=is_file)}: {decision}{mark}. "
+        f"{candidate.reason}",
         f"    {knowledge_text(candidate, found)}",
-        f"    {found.objective}: {_measured(found.objective, candidate.objective)}",
+        f"    {found.objective}: {estimate_text(found.objective, candidate.objective)}",
     ]
     for check in candidate.constraints:
-        own = f"n/a ({check.absent})" if check.measured is None else _measured(
-            check.metric, check.measured
-        )  # fmt: skip
+        reason = f" ({check.absent})" if check.measured is None else ""
         lines.append(
-            f"    {check.metric}: {own}, limit {format_value(check.metric, check.max)}, "
-            f"{check.verdict.value.replace('_', ' ')}; base job "
-            f"{_measured(check.metric, check.baseline)}"
+            f"    {check.metric}: {estimate_text(check.metric, check.measured)}{reason}, limit "
+            f"{format_value(check.metric, check.max)}, {check.verdict.value.replace('_', ' ')}; "
+            f"base job {estimate_text(check.metric, check.baseline)}"
         )
     return lines
-
-
-def _claim_lines(found: Verification) -> Sequence[str]:
-    if found.claim is None or not found.candidates:
-        return ()
-    claimed, gain = found.claim["gain_ratio"], found.candidates[0].gain_ratio
-    if claimed is None or gain is None:
-        return ("  The file states no gain to hold this against.",) if claimed is None else ()
-    low, value, high = claimed
-    comes_out = gain.low <= high and low <= gain.high
-    verdict = "comes out again" if comes_out else "does not come out here"
-    return (
-        f"  The file claims {value:.3g} [{low:.3g}, {high:.3g}], measured here {gain.value:.3g} "
-        f"[{gain.low:.3g}, {gain.high:.3g}]: it {verdict}.",
-    )
-
-
-def _measured(metric: str, measured: Estimate | None) -> str:
-    if measured is None:
-        return "n/a"
-    return (
-        f"{format_value(metric, measured.value)} [{format_value(metric, measured.low)}, "
-        f"{format_value(metric, measured.high)}]"
-    )

@@ -6,15 +6,20 @@ from report_cases import BASELINE, MICRO, OUTLINE, failed, trial
 from autotune.objective import StepKind, StepRecord, TrialState
 from autotune.report.text import (
     changed_knobs,
+    estimate_text,
     format_duration,
     format_value,
     joined,
     plural,
+    range_text,
+    ratio_text,
     resources_text,
     step_line,
     trial_line,
+    unit_text,
 )
 from autotune.settings import ResourcesConfig
+from autotune.verification import Estimate
 
 
 @pytest.mark.parametrize(
@@ -90,6 +95,28 @@ def test_a_trial_that_was_stopped_early_did_not_fail() -> None:
     cause = "stopped after 2 measured steps: 31.5 against 100 of trial 2, beyond both intervals"
     record = trial(3, state=TrialState.STOPPED, feasible=False, cause=cause)
     assert trial_line(record, [record], OUTLINE) == f"trial 3 {cause} [{MICRO}=24]"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(1.0, "1.00"), (1.004, "1.004"), (0.996, "0.996"), (1.02, "1.02"), (1.803, "1.80")],
+)
+def test_a_ratio_can_be_told_from_1(value: float, text: str) -> None:
+    assert ratio_text(value) == text
+
+
+@pytest.mark.parametrize(
+    ("metric", "text"),
+    [
+        ("exposed_comm_ratio", "20 % (10 to 30)"),
+        ("kl_std", "2.0e-01 nats (1.0e-01 to 3.0e-01)"),
+        ("step_s", "0.2 s (0.1 to 0.3)"),
+    ],
+)
+def test_an_interval_has_its_unit_once(metric: str, text: str) -> None:
+    assert estimate_text(metric, Estimate(value=0.2, low=0.1, high=0.3, num_jobs=3)) == text
+    assert estimate_text(metric, None) == "n/a"
+    assert range_text(metric, 0.1, 0.3).endswith(f" {unit_text(metric)}")
 
 
 def test_one_of_a_thing_is_singular() -> None:

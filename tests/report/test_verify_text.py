@@ -8,7 +8,13 @@ from test_verification import verification
 from verify_cases import LIMIT, OBJECTIVE, record
 
 from autotune.objective import TrialState
-from autotune.report.verify_text import job_line, knowledge_text, verification_text
+from autotune.report.verify_text import (
+    claim_text,
+    job_text,
+    knowledge_text,
+    setting_name,
+    verification_text,
+)
 from autotune.settings import (
     BaseJobConfig,
     ResourcesConfig,
@@ -16,7 +22,7 @@ from autotune.settings import (
     SweepConfig,
     TrialConfig,
 )
-from autotune.verification import Decision, Estimate, VerifyJob
+from autotune.verification import Decision, Estimate
 
 CONFIG = SweepConfig(
     name="tiny",
@@ -39,23 +45,24 @@ CONFIG = SweepConfig(
 
 
 def test_a_job_is_one_line_with_what_counts() -> None:
-    job = VerifyJob(plan="p", block=0, trial=0, record=record(0, 120.0))
-    assert job_line(job, 1, 8, CONFIG) == (
-        "verify job 1 of at most 8, baseline: 120 tokens/s/GPU, exposed_comm_ratio 10 %"
-    )
+    assert job_text(record(0, 120.0), CONFIG) == "120 tokens/s/GPU, exposed_comm_ratio 10 %"
 
 
 def test_a_failed_job_says_its_cause() -> None:
     failed = record(1, None, state=TrialState.OUT_OF_MEMORY, cause="no memory")
-    line = job_line(VerifyJob(plan="p", block=0, trial=4, record=failed), 2, 8, CONFIG)
-    assert line.endswith("trial 4: failed (out_of_memory): no memory")
+    assert job_text(failed, CONFIG) == "failed (out_of_memory): no memory"
+
+
+def test_settings_have_names() -> None:
+    names = [setting_name(0), setting_name(4), setting_name(1, is_file=True)]
+    assert names == ["baseline", "trial 4", "the file's setting"]
 
 
 def test_the_outcome_names_the_winner_its_gain_and_its_constraints() -> None:
     text = verification_text(verification(), "gpu")
     assert "trial 3: PROVEN, the winner. 1.5 [1.4, 1.6] times the base job" in text
-    assert f"{OBJECTIVE}: 150 tokens/s/GPU [149 tokens/s/GPU, 151 tokens/s/GPU]" in text
-    assert "exposed_comm_ratio: 10 % [9 %, 11 %], limit 20 %, kept; base job n/a" in text
+    assert f"{OBJECTIVE}: 150 tokens/s/GPU (149 to 151)" in text
+    assert "exposed_comm_ratio: 10 % (9 to 11), limit 20 %, kept; base job n/a" in text
     assert text.endswith("cost: 0.178 GPU-hours in 8 cold jobs.")
     assert "cost: 0.178 rank-hours" in verification_text(verification(), "cpu")
     assert "NOT PROVEN" in verification_text(verification(Decision.NOT_PROVEN), "gpu")
@@ -74,14 +81,41 @@ def test_the_width_that_was_reached_stands_beside_the_one_that_was_asked() -> No
     assert knowledge_text(lost, found).startswith("Worse; no gain was measured: all 8 jobs")
 
 
+def claim(gain_ratio: Any, *, proven: bool = True, objective: str = OBJECTIVE) -> dict[str, Any]:
+    return {"gain_ratio": gain_ratio, "proven": proven, "objective": objective}
+
+
 @pytest.mark.parametrize(
-    ("claimed", "said"),
+    ("claimed", "decision", "said"),
     [
-        ([1.45, 1.5, 1.55], "it comes out again"),
-        ([2.0, 2.1, 2.2], "it does not come out here"),
-        (None, "states no gain"),
+        (claim([1.45, 1.5, 1.55]), Decision.PROVEN, "1.50 (1.40 to 1.60): it comes out again."),
+        (claim([2.0, 2.1, 2.2]), Decision.PROVEN, "it does not come out here, the gain is smaller"),
+        (claim([1.0, 1.1, 1.2]), Decision.PROVEN, "the gain is larger here"),
+        (claim([1.45, 1.5, 1.55]), Decision.NOT_PROVEN, "overlap, but nothing is proven here"),
+        (claim([1.4, 1.5, 1.6], proven=False), Decision.PROVEN, "1.60) times, unproven, in"),
+        (claim([1.4, 1.5, 1.6], objective="step_s"), Decision.PROVEN, "so that it stays open"),
+        (claim(None), Decision.PROVEN, "states no gain"),
+        (None, Decision.PROVEN, "states no gain"),
     ],
 )
-def test_a_files_claim_is_held_against_the_measurement(claimed: Any, said: str) -> None:
-    found = dataclasses.replace(verification(), claim={"gain_ratio": claimed})
-    assert said in verification_text(found, "gpu")
+def test_a_files_claim_is_held_against_the_measurement(
+    claimed: Any, decision: Decision, said: str
+) -> None:
+    found = dataclasses.replace(verification(decision), file="/prod/best.yaml", claim=claimed)
+    text = verification_text(found, "gpu")
+    assert said in text
+    assert text.startswith("Verified /prod/best.yaml on the base job of tiny: 8 cold jobs")
+
+
+def test_a_file_is_no_trial_and_no_winner() -> None:
+    text = verification_text(dataclasses.replace(verification(), file="/prod/best.yaml"), "gpu")
+    assert "  the file's setting: PROVEN. 1.5 [" in text
+    assert "trial" not in text and "winner" not in text
+
+
+def test_without_a_gain_the_claim_stays_open() -> None:
+    lost = dataclasses.replace(
+        verification().candidates[0], decision=Decision.WORSE, gain_ratio=None
+    )
+    said = claim_text(claim([1.4, 1.5, 1.6]), lost, OBJECTIVE)
+    assert said.endswith("; no gain was measured here.")
