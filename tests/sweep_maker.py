@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from autotune.claim import claim_line
 from autotune.config import to_yaml
 from autotune.knobs import ROLLOUT_KNOBS, KnobValue
 from autotune.objective import (
@@ -110,8 +111,16 @@ def make_sweep(folder: Path, spec: SweepSpec) -> SweepStore:
             lane = lanes.index(min(lanes))
             record = run_trial(store, number, setting, config, lanes[lane], random_numbers)
             lanes[lane] = datetime.fromisoformat(record.ended_at)
-        if spec.with_best and best_feasible(store.read_trials(), config.objective.metric):
-            store.write(BEST_FILE, "defaults: [ppo_trainer, _self_]\n")
+        best = best_feasible(store.read_trials(), config.objective.metric)
+        if spec.with_best and best is not None:
+            claim = claim_line(
+                sweep=spec.name,
+                trial=best.number,
+                objective=config.objective.metric,
+                proven=False,
+                gain_ratio=None,
+            )
+            store.write(BEST_FILE, f"{claim}\ndefaults: [ppo_trainer, _self_]\n")
     (store.folder / LOG_FOLDER).mkdir(exist_ok=True)
     (store.folder / LOG_FOLDER / "trial_0000.log").write_text(LOG)
     return store

@@ -4,20 +4,13 @@ Runs in the driver. The module's head imports nothing heavy, so that ``--help`` 
 """
 
 import argparse
+import dataclasses
 import json
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from autotune.commands.arguments import add_address, add_sweep_file
 from autotune.commands.check import check_here, describe
 from autotune.errors import ExitCode
-
-if TYPE_CHECKING:
-    from autotune.objective import TrialRecord
-    from autotune.report.reading import SweepData
-    from autotune.settings import ObjectiveConfig
-    from autotune.sweep import SweepResult
 
 SUMMARY = "run a sweep, or go on with an interrupted one"
 
@@ -65,19 +58,16 @@ def run(options: argparse.Namespace) -> ExitCode:
         result = run_sweep(
             sweep, store, address=options.address, console=Console(), published_as=options.publish
         )
-        data = read_sweep(folder)
+        # This process still holds the lock, but no trial runs any more.
+        data = dataclasses.replace(read_sweep(folder), is_running=False)
         found = answer(data)
         write_report(folder / HTML_FILE, data, found)
         print(summary_text(found, data))
-        if sweep.config.objective.trade_off is not None:
-            print(front_text(result.records, sweep.config.objective))
         if result.stop_reason:
             print(result.stop_reason)
         print(f"Records: {folder}\nReport: {folder / HTML_FILE}", flush=True)
         if result.verification is not None:
             print(verification_text(result.verification, sweep.config.resources.device))
-        if result.is_complete and result.best is not None:
-            print(next_step(result, data))
     if result.failure:
         print(f"autotune: {result.failure}", file=sys.stderr)
         return ExitCode.FAILED
@@ -85,36 +75,3 @@ def run(options: argparse.Namespace) -> ExitCode:
         print("Interrupted; run the same command again to go on.", file=sys.stderr)
         return ExitCode.INTERRUPTED
     return ExitCode.DONE
-
-
-def front_text(records: "Sequence[TrialRecord]", objective: "ObjectiveConfig") -> str:
-    """Return the Pareto front of two objectives, one trial a line."""
-    from autotune.objective import pareto_front
-    from autotune.report.text import format_value
-
-    assert objective.trade_off is not None
-    metrics = (objective.metric, objective.trade_off)
-    lines = [f"Pareto front of {metrics[0]} and {metrics[1]}:"]
-    for record in pareto_front(records, metrics):
-        values = ", ".join(format_value(metric, record.value(metric)) for metric in metrics)
-        knobs = ", ".join(f"{name}={value}" for name, value in record.params.items())
-        lines.append(f"  trial {record.number}: {values} [{knobs}]")
-    return "\n".join(lines)
-
-
-def next_step(result: "SweepResult", data: "SweepData") -> str:
-    """Say how the best setting gets into production."""
-    if result.verification is not None and result.verification.winner is not None:
-        return (
-            f"Production: python -m verl.trainer.main_ppo --config-path {data.folder} "
-            "--config-name best"
-        )
-    if result.verification is not None:
-        return (
-            "Nothing is proven. Raise verify.max_jobs and run again, or write the best setting as "
-            f"it is: autotune export {data.folder} --allow-unproven"
-        )
-    return (
-        f"Not verified: autotune verify {data.folder}, or, as it is: autotune export "
-        f"{data.folder} --allow-unproven"
-    )

@@ -6,6 +6,7 @@ compute anything about the sweep themselves. Also holds :class:`Comparison` of t
 sweeps.
 """
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -26,9 +27,10 @@ from autotune.objective import (
     is_better,
     is_maximised,
     least_infeasible,
+    pareto_front,
 )
 from autotune.report.reading import SweepData
-from autotune.report.text import duration_s, outcome
+from autotune.report.text import duration_s, outcome, pairs_text
 from autotune.store import BEST_FILE
 from autotune.verification import CandidateResult, ConstraintCheck
 
@@ -136,6 +138,10 @@ class Answer:
     num_finished: int
     """Trials that count: those lost through no fault of their setting do not."""
     is_running: bool
+    trade_off: str | None
+    """Metric of a second objective; None: there is one objective."""
+    front: tuple[TrialRecord, ...]
+    """The Pareto front of two objectives, best in the first one first; empty for one objective."""
     winner: TrialRecord | None
     """The trial that stands for the best feasible setting; one of the baseline's own setting where
     nothing beats it."""
@@ -157,8 +163,14 @@ class Answer:
     overrides: tuple[str, ...]
     """The changes as Hydra overrides of verl's command line."""
     production: str | None
-    """The command that runs the winner; None before ``best.yaml`` is written."""
+    """The command that runs the winner; None unless ``best.yaml`` holds its setting."""
+    exported: int | None
+    """The trial whose setting ``best.yaml`` holds; None: there is no such file."""
     costs: tuple[Cost, ...]
+    """Of the sweep's trials."""
+    proof_gpu_hours: float | None
+    """What the verification's jobs cost beside them, those of one without an outcome too; None: no
+    job ran."""
 
     @property
     def shown(self) -> TrialRecord | None:
@@ -182,6 +194,8 @@ def answer(data: SweepData) -> Answer:
         num_trials=data.config.search.num_trials,
         num_finished=sum(record.state.is_setting_fault for record in data.trials),
         is_running=data.is_running,
+        trade_off=data.config.objective.trade_off,
+        front=_front(data),
         winner=winner,
         repetitions=tuple(record for record in data.trials if _same_setting(record, shown)),
         baseline=data.baseline,
@@ -192,9 +206,18 @@ def answer(data: SweepData) -> Answer:
         binding=_binding(limits),
         changes=changes(data, winner),
         overrides=tuple(winner.overrides) if winner is not None else (),
-        production=production_command(data.folder) if data.has_best_file and winner else None,
+        production=production_command(data.folder) if _is_exported(data, winner) else None,
+        exported=data.exported,
         costs=costs(data.trials, data.config.resources.num_ranks),
+        proof_gpu_hours=_proof_gpu_hours(data),
     )
+
+
+def _front(data: SweepData) -> tuple[TrialRecord, ...]:
+    objective = data.config.objective
+    if objective.trade_off is None:
+        return ()
+    return tuple(pareto_front(data.trials, (objective.metric, objective.trade_off)))
 
 
 def winner_of(data: SweepData) -> TrialRecord | None:
@@ -205,9 +228,9 @@ def winner_of(data: SweepData) -> TrialRecord | None:
 
 
 def production_command(folder: Path) -> str:
-    """Return the command that runs a sweep's best setting."""
+    """Return the command that runs the best setting that was exported to a folder."""
     return (
-        f"python -m verl.trainer.main_ppo --config-path {folder} "
+        f"python -m verl.trainer.main_ppo --config-path {shlex.quote(str(folder))} "
         f"--config-name {BEST_FILE.removesuffix('.yaml')}"
     )
 
@@ -252,8 +275,7 @@ def _verified_gain(data: SweepData, winner: TrialRecord | None) -> Gain | None:
     assert data.verification is not None and data.verification.baseline is not None
     assert verified.objective is not None
     estimate, metric = verified.gain_ratio, data.verification.objective
-    pairs = estimate.num_jobs
-    basis = f"{pairs} pairs ({2 * pairs} cold jobs), interleaved"
+    basis = pairs_text(estimate.num_jobs)
     is_same = metric == data.config.objective.metric
     return Gain(
         ratio=estimate.value,
@@ -315,6 +337,13 @@ def costs(trials: Sequence[TrialRecord], num_ranks: int) -> tuple[Cost, ...]:
     return tuple(sorted(found, key=lambda cost: -cost.gpu_hours))
 
 
+def _proof_gpu_hours(data: SweepData) -> float | None:
+    spent = [
+        gpu_seconds(job.record, data.config.resources.num_ranks) for job in data.verify_jobs
+    ]
+    return sum(spent) / 3600 if spent else None
+
+
 def gpu_seconds(record: TrialRecord, num_ranks: int) -> float:
     """Return what a trial cost; of a trial that was lost before it could say, by its clock."""
     measured = record.metrics.get("gpu_seconds")
@@ -324,6 +353,12 @@ def gpu_seconds(record: TrialRecord, num_ranks: int) -> float:
 def is_baseline(data: SweepData, record: TrialRecord) -> bool:
     """Say whether a trial ran the base job's own setting, as trial 0 or as a repetition of it."""
     return record.number == BASELINE or record.setting == data.baseline_setting
+
+
+def _is_exported(data: SweepData, winner: TrialRecord | None) -> bool:
+    """Say whether ``best.yaml`` holds the winner's setting; it may be that of an earlier winner."""
+    exported = [record for record in data.trials if record.number == data.exported]
+    return winner is not None and any(record.setting == winner.setting for record in exported)
 
 
 def _same_setting(record: TrialRecord, other: TrialRecord | None) -> bool:

@@ -12,6 +12,7 @@ from autotune.knobs import KnobValue
 from autotune.objective import TrialRecord, TrialState, repetitions
 from autotune.report.answer import Answer, step_interval
 from autotune.report.reading import SweepData
+from autotune.report.text import ratio_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +77,7 @@ def without_effect(data: SweepData, answer: Answer) -> dict[str, str]:
         reason = _noise(data, effect, spread, answer.objective) if effect is not None else ""
         if effect is not None and reason:
             found[change.knob] = (
-                f"{effect.ratio:.2f} times, trial {effect.after.number} against "
+                f"{ratio_text(effect.ratio)} times, trial {effect.after.number} against "
                 f"{effect.before.number}; {reason}"
             )
     return found
@@ -99,14 +100,14 @@ def repetition_ratio(trials: Sequence[TrialRecord], objective: str) -> float:
 def _noise(data: SweepData, effect: Effect, spread: float, objective: str) -> str:
     """Return why an effect is within noise; empty where it is beyond all that is known of noise."""
     if abs(math.log(effect.ratio)) <= math.log(spread):
-        return f"one setting differed by {spread:.2f} times"
+        return f"one setting differed by {ratio_text(spread)} times"
     interval = step_interval(
         data.last_attempt(effect.after.number),
         data.last_attempt(effect.before.number),
         objective=objective,
     )
     if interval is not None and interval[0] <= 1 <= interval[1]:
-        return f"its steps allow {interval[0]:.2f} to {interval[1]:.2f} times"
+        return f"its steps allow {ratio_text(interval[0])} to {ratio_text(interval[1])} times"
     return ""
 
 

@@ -81,4 +81,7 @@ def _head(kind: str) -> dict[str, Any]:
 
 
 def _trial_number(value: Any) -> Any:
+    """Return a trial, or each of several, by number; anything else as :func:`plain` does."""
+    if isinstance(value, tuple):
+        return [_trial_number(entry) for entry in value]
     return value.number if isinstance(value, TrialRecord) else plain(value)

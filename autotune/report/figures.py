@@ -26,7 +26,7 @@ from autotune.report.drawing import (
 )
 from autotune.report.phases import phase_seconds, whole_metric
 from autotune.report.reading import SweepData
-from autotune.report.text import duration_s, outcome
+from autotune.report.text import duration_s, outcome, unit_text
 
 PHASE_COLORS = {
     "gen": "#4477aa",
@@ -66,6 +66,43 @@ def limits_figure(data: SweepData, answer: Answer) -> go.Figure | None:
         _add_limit(panels.figure, records, constraint, place)
     panels.figure.update_yaxes(title=answer.unit, col=1)
     return finish(panels.figure, height=panels.height)
+
+
+def front_figure(data: SweepData, answer: Answer) -> go.Figure | None:
+    """Draw two objectives against each other, with the Pareto front."""
+    other = answer.trade_off
+    if other is None:
+        return None
+    records = [
+        record
+        for record in data.trials
+        if record.value(answer.objective) is not None and record.value(other) is not None
+    ]
+    if not records:
+        return None
+    figure = go.Figure()
+    for name, shown in by_mark(records):
+        figure.add_trace(
+            points(
+                [_scale(other) * (record.value(other) or 0.0) for record in shown],
+                [record.value(answer.objective) for record in shown],
+                name=name,
+                hover=[hover(data, answer, record, other) for record in shown],
+            )
+        )
+    figure.add_trace(
+        go.Scatter(
+            x=[_scale(other) * (record.value(other) or 0.0) for record in answer.front],
+            y=[record.value(answer.objective) for record in answer.front],
+            name="Pareto front",
+            mode="lines",
+            line={"color": WINNER_COLOR, "width": 2},
+            hoverinfo="skip",
+        )
+    )
+    figure.update_xaxes(title=f"{other} ({unit_text(other)})")
+    figure.update_yaxes(title=answer.unit)
+    return finish(figure, height=330)
 
 
 def convergence_figure(data: SweepData, answer: Answer) -> go.Figure | None:
@@ -222,7 +259,7 @@ def _add_limit(
     line = {"color": red, "width": 1.5, "dash": "dot"}
     figure.add_vline(x=constraint.max * scale, line=line, **place)
     figure.update_xaxes(
-        title=f"{constraint.metric} ({_unit(constraint.metric)})",
+        title=f"{constraint.metric} ({unit_text(constraint.metric)})",
         **_limit_ticks(constraint.max * scale, right * scale),
         range=[-0.04 * right * scale, right * scale],
         **place,
@@ -322,9 +359,3 @@ def _timeline_hover(data: SweepData, record: TrialRecord) -> str:
 
 def _scale(metric: str) -> float:
     return 100.0 if METRICS[metric].unit == "ratio" else 1.0
-
-
-def _unit(metric: str) -> str:
-    return "%" if METRICS[metric].unit == "ratio" else METRICS[metric].unit
-
-

@@ -6,6 +6,7 @@ and opens on a machine without network. Without JavaScript all but the charts is
 """
 
 import re
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.config import to_yaml
+from autotune.launch_script import quoted
 from autotune.metrics import METRICS
 from autotune.objective import TrialRecord
 from autotune.report import effects
@@ -25,7 +27,7 @@ from autotune.report.domain_ends import domain_end_lines
 from autotune.report.drawing import MARKS, mark
 from autotune.report.jobs import TERMS, start_legend, startup_line
 from autotune.report.phases import saved_line
-from autotune.report.proof import proof_of, ratios_text
+from autotune.report.proof import begun_line, proof_of, ratios_text
 from autotune.report.reading import SweepData
 from autotune.report.repeats import count_text, repeat_marks, repetitions_line, settings_text
 from autotune.report.summary import (
@@ -34,6 +36,8 @@ from autotune.report.summary import (
     binding_text,
     gpu_word,
     hours_line,
+    hours_text,
+    next_step,
     source_text,
 )
 from autotune.report.text import (
@@ -47,6 +51,8 @@ from autotune.report.text import (
     knob_text,
     outcome,
     plural,
+    range_text,
+    ratio_text,
     resources_text,
 )
 from autotune.store import redact, write_atomic
@@ -120,6 +126,7 @@ def report_page(data: SweepData, answer: Answer) -> str:
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, finalize=_without_secrets
     )
+    environment.filters["quoted"] = quoted
     template = environment.from_string(_file("page.html"))
     return template.render(**_context(data, answer))
 
@@ -151,7 +158,9 @@ def _context(data: SweepData, answer: Answer) -> dict[str, Any]:
         "settings": settings_text(data.trials),
         "repetitions": repetitions_line(answer),
         "costs": _cost_bars(data, answer),
-        "total_hours": sum(cost.gpu_hours for cost in answer.costs),
+        "hours": hours_text(answer, data),
+        "begun": begun_line(data),
+        "next": next_step(answer, data),
         "proof": proof,
         "hours_line": hours_line(answer.gain, gpu_word(data)) if answer.gain is not None else "",
         "resources": resources_text(data.config.resources),
@@ -181,6 +190,9 @@ def _context(data: SweepData, answer: Answer) -> dict[str, Any]:
         "number": format_number,
         "knob": knob_text,
         "plural": plural,
+        "times": ratio_text,
+        "shell": shlex.quote,
+        "changed": changed_knobs,
         "soft": soft,
     }
 
@@ -231,8 +243,7 @@ def gauge_of(status: LimitStatus, binding: str | None) -> Gauge:
 def _ends(status: LimitStatus) -> str:
     if status.low is None or status.high is None:
         return ""
-    low, high = (format_value(status.metric, end) for end in (status.low, status.high))
-    return f"{low} to {high}"
+    return range_text(status.metric, status.low, status.high)
 
 
 def rows_of(answer: Answer, data: SweepData) -> list[Row]:
@@ -291,6 +302,7 @@ def figures_of(data: SweepData, answer: Answer) -> dict[str, Any]:
         "limits": figures.limits_figure(data, answer),
         "convergence": figures.convergence_figure(data, answer),
         "steps": figures.steps_figure(data, answer),
+        "front": figures.front_figure(data, answer),
         "phases": figures.phases_figure(answer),
         "timeline": figures.timeline_figure(data),
         "importance": effect_figures.importance_figure(importances),

@@ -9,7 +9,13 @@ from dataclasses import dataclass
 
 from autotune.objective import BASELINE, TrialRecord, TrialState, is_maximised
 from autotune.report.reading import SweepData
-from autotune.report.text import duration_s, format_duration, format_value
+from autotune.report.text import (
+    duration_s,
+    format_duration,
+    format_value,
+    plural,
+    ratio_text,
+)
 from autotune.report.verify_text import hours_text, knowledge_text, setting_name
 from autotune.verification import Verification, VerifyJob
 
@@ -77,6 +83,26 @@ def proof_of(data: SweepData) -> Proof | None:
     )
 
 
+def begun_jobs(data: SweepData) -> list[VerifyJob]:
+    """Return the jobs of a verification that has no outcome yet; none where there is no such."""
+    last = [job for job in data.verify_jobs if job.plan == data.verify_jobs[-1].plan]
+    found = data.verification
+    return [] if found is not None and jobs_of(found, last) else last
+
+
+def begun_line(data: SweepData) -> str:
+    """Say that a verification has begun and has no outcome yet; empty where none has."""
+    jobs = begun_jobs(data)
+    if not jobs:
+        return ""
+    newer = "newer " if data.verification is not None else ""
+    ended = "" if data.is_running else " It was interrupted: the same command goes on with it."
+    return (
+        f"A {newer}verification has begun and has no outcome yet; {plural(len(jobs), 'cold job')} "
+        f"ran.{ended}"
+    )
+
+
 def jobs_of(found: Verification, jobs: Sequence[VerifyJob]) -> list[VerifyJob]:
     """Return the jobs of a verification; none where the file holds only those of others.
 
@@ -113,7 +139,7 @@ def ratios_text(pairs: Sequence[PairRatio]) -> list[str]:
     """Return the pairs' ratios, a line a candidate."""
     by_candidate: dict[str, list[str]] = {}
     for pair in pairs:
-        by_candidate.setdefault(pair.candidate, []).append(f"{pair.ratio:.2f}×")
+        by_candidate.setdefault(pair.candidate, []).append(f"{ratio_text(pair.ratio)}×")
     return [
         f"{name.capitalize()} against the baseline, pair by pair: {', '.join(ratios)}."
         for name, ratios in by_candidate.items()

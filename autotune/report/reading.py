@@ -6,15 +6,15 @@ the base job's model and data. A file that other parts write at their own time (
 calibration) is None until it is there.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
+from autotune.claim import read_claim
 from autotune.config import load_config
-from autotune.errors import BadInputError, SweepError
+from autotune.errors import BadInputError
 from autotune.knobs import KnobValue
 from autotune.models.calibration_record import CalibrationRecord, read_record
 from autotune.objective import StepRecord, TrialRecord
@@ -28,7 +28,7 @@ from autotune.store import (
     VERSIONS_FILE,
     SweepStore,
 )
-from autotune.verification import Verification, VerifyJob
+from autotune.verification import Verification, VerifyJob, read_verification
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,8 @@ class SweepData:
     """Trial -> all its steps, all attempts, in the order in which they ran."""
     is_running: bool
     """Whether a process on this machine holds the sweep's lock."""
-    has_best_file: bool
+    exported: int | None
+    """The trial whose setting ``best.yaml`` holds; None: there is none that says so."""
     calibration: CalibrationRecord | None
     """What was measured on the cluster's links and devices."""
     verification: Verification | None
@@ -113,7 +114,6 @@ def read_sweep(folder: Path | str) -> SweepData:
     store = SweepStore(path)
     versions = path / VERSIONS_FILE
     calibration = path / CALIBRATION_FILE
-    verification = path / VERIFICATION_FILE
     return SweepData(
         folder=path,
         config=load_config(path / CONFIG_FILE),
@@ -121,9 +121,9 @@ def read_sweep(folder: Path | str) -> SweepData:
         trials=store.read_trials(),
         steps=store.read_all_steps(),
         is_running=store.is_locked(),
-        has_best_file=(path / BEST_FILE).exists(),
+        exported=_exported(path / BEST_FILE),
         calibration=read_record(calibration) if calibration.exists() else None,
-        verification=_read_verification(verification) if verification.exists() else None,
+        verification=read_verification(path / VERIFICATION_FILE),
         verify_jobs=store.read_verify_jobs(),
     )
 
@@ -142,13 +142,9 @@ def _of_last_run(runs: str) -> dict[str, str]:
     return versions
 
 
-def _read_verification(path: Path) -> Verification:
-    try:
-        return Verification.from_dict(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError, KeyError) as error:
-        raise SweepError(
-            f"{path} cannot be read: {error}.", "Remove it, and verify the sweep again."
-        ) from error
+def _exported(path: Path) -> int | None:
+    claim = read_claim(path.read_text(encoding="utf-8")) if path.exists() else None
+    return None if claim is None else int(claim["trial"])
 
 
 def _sweeps_nearby(path: Path) -> str:

@@ -5,11 +5,14 @@ with it and ``autotune report`` prints it. Start-up and step time are stated apa
 paid once a trial, the second is what was tuned.
 """
 
+import shlex
 from collections import Counter
+from dataclasses import dataclass
 
 from autotune.report.answer import Answer, Gain, LimitStatus, Verdict
 from autotune.report.domain_ends import domain_end_lines
 from autotune.report.jobs import recovered_lines, repeated_lines, startup_line
+from autotune.report.proof import begun_jobs, begun_line
 from autotune.report.reading import SweepData
 from autotune.report.repeats import has_repeats, repetitions_line, settings_text
 from autotune.report.text import (
@@ -21,7 +24,10 @@ from autotune.report.text import (
     is_failed,
     knob_text,
     plural,
+    range_text,
+    ratio_text,
 )
+from autotune.store import BEST_FILE
 
 STEP_TIME = ("throughput_tokens_per_s_per_gpu", "step_s")
 """Metrics of the whole step, whose gain is what a production run saves."""
@@ -42,21 +48,62 @@ TWO_KINDS_OF_JOBS = (
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextStep:
+    """A command, and what it is for."""
+
+    title: str
+    command: str
+
+
 def summary_text(answer: Answer, data: SweepData) -> str:
     """Return the answer in lines that read from the top down."""
     lines = [counts_line(answer, data)]
     note = fidelity_note(answer.fidelity)
     if note:
         lines.append(f"Trials are {note}; only the verification runs whole steps.")
-    lines += [*_headline(answer, data), *_change_lines(answer)]
+    lines += [*_headline(answer, data), *_change_lines(answer), *front_lines(answer, data)]
     lines += domain_end_lines(data, answer.winner)
     if answer.limits:
         lines += ["Constraints:", *(f"  {limit_text(limit)}" for limit in answer.limits)]
         lines.append(binding_text(answer))
     lines += _time_lines(answer, data) + _job_lines(data) + _failure_lines(data)
+    begun = begun_line(data)
+    next_line = next_text(answer, data)
+    return "\n".join([*lines, *([begun] if begun else []), *([next_line] if next_line else [])])
+
+
+def next_text(answer: Answer, data: SweepData) -> str:
+    """Say how the winner gets into production; empty where nothing is to be done, or not yet."""
+    step = next_step(answer, data)
+    return f"{step.title}: {step.command}" if step is not None else ""
+
+
+def next_step(answer: Answer, data: SweepData) -> NextStep | None:
+    """Return what brings the winner into production; None where nothing does, or not yet."""
     if answer.production is not None:
-        lines.append(f"Production: {answer.production}")
-    return "\n".join(lines)
+        return NextStep(title="Production", command=answer.production)
+    if answer.winner is None or answer.is_running or begun_jobs(data):
+        return None
+    folder = shlex.quote(str(data.folder))
+    if answer.verdict is Verdict.PROVEN:
+        other = ""
+        if answer.exported is not None:
+            other = f" ({BEST_FILE} there holds the setting of trial {answer.exported})"
+        return NextStep(
+            title=f"Not exported yet{other}; for production", command=f"autotune export {folder}"
+        )
+    if answer.verdict is Verdict.NOT_VERIFIED:
+        return NextStep(
+            title="To prove it before production", command=f"autotune verify {folder}"
+        )
+    if answer.verdict is Verdict.NOT_PROVEN and data.verification is not None:
+        more = 2 * data.verification.max_jobs
+        return NextStep(
+            title="To decide it with more jobs",
+            command=f"autotune verify {folder} verify.max_jobs={more}",
+        )
+    return None
 
 
 def counts_line(answer: Answer, data: SweepData) -> str:
@@ -64,15 +111,24 @@ def counts_line(answer: Answer, data: SweepData) -> str:
     counts = {cost.outcome: cost.num_trials for cost in answer.costs}
     others = [counts.get(name, 0) for name in ("feasible", "infeasible", "stopped")]
     stopped = f"{counts['stopped']} stopped early, " if "stopped" in counts else ""
-    hours = sum(cost.gpu_hours for cost in answer.costs)
+    lost = f", {counts['infrastructure']} lost" if "infrastructure" in counts else ""
     running = ", running" if answer.is_running else ""
     settings = f" ({settings_text(data.trials)})" if has_repeats(data.trials) else ""
     return (
         f"Sweep {answer.sweep}{running}: {answer.num_finished} of {answer.num_trials} trials "
         f"finished{settings}: {counts.get('feasible', 0)} feasible, {counts.get('infeasible', 0)} "
-        f"infeasible, {stopped}{answer.num_finished - sum(others)} failed; "
-        f"{format_number(hours)} {gpu_word(data)}-hours."
+        f"infeasible, {stopped}{answer.num_finished - sum(others)} failed{lost}; "
+        f"{hours_text(answer, data)}."
     )
+
+
+def hours_text(answer: Answer, data: SweepData) -> str:
+    """Return what the sweep cost, its proof apart."""
+    word = f"{gpu_word(data)}-hours"
+    total = f"{format_number(sum(cost.gpu_hours for cost in answer.costs))} {word}"
+    if answer.proof_gpu_hours is None:
+        return total
+    return f"{total}, and {format_number(answer.proof_gpu_hours)} for the proof"
 
 
 def gpu_word(data: SweepData) -> str:
@@ -82,10 +138,11 @@ def gpu_word(data: SweepData) -> str:
 
 def gain_text(gain: Gain) -> str:
     """Return the gain with its interval."""
+    ratio = ratio_text(gain.ratio)
     if gain.low is None or gain.high is None:
-        return f"{gain.ratio:.2f} times the baseline (no interval: {gain.basis})"
-    interval = f"95 % interval {gain.low:.2f} to {gain.high:.2f}"
-    return f"{gain.ratio:.2f} times the baseline ({interval}: {gain.basis})"
+        return f"{ratio} times the baseline (no interval: {gain.basis})"
+    interval = f"95 % interval {ratio_text(gain.low)} to {ratio_text(gain.high)}"
+    return f"{ratio} times the baseline ({interval}: {gain.basis})"
 
 
 def hours_line(gain: Gain, word: str) -> str:
@@ -119,8 +176,7 @@ def limit_text(limit: LimitStatus) -> str:
     state = "BROKEN" if limit.headroom_ratio < 0 else room
     value = format_value(limit.metric, limit.value)
     if limit.low is not None and limit.high is not None:
-        low, high = (format_value(limit.metric, end) for end in (limit.low, limit.high))
-        value += f" ({low} to {high}, {source_text(limit)})"
+        value += f" ({range_text(limit.metric, limit.low, limit.high)}, {source_text(limit)})"
     floor = format_value(limit.metric, limit.baseline)
     return f"{limit.metric}: {value} of {bound}, {state}; baseline {floor}"
 
@@ -164,7 +220,9 @@ def _headline(answer: Answer, data: SweepData) -> list[str]:
     if answer.gain.is_verified:
         assert answer.baseline is not None
         own = format_value(answer.objective, answer.baseline.value(answer.objective))
-        ratio = "" if answer.sweep_gain is None else f", {answer.sweep_gain.ratio:.2f} times"
+        ratio = ""
+        if answer.sweep_gain is not None:
+            ratio = f", {ratio_text(answer.sweep_gain.ratio)} times"
         in_sweep = [f"In the sweep's own jobs: {value}, baseline {own}{ratio}. {TWO_KINDS_OF_JOBS}"]
         line = f"Winner: trial {shown.number}, {answer.gain.metric} "
         line += format_value(answer.gain.metric, answer.gain.winner)
@@ -182,6 +240,21 @@ def _baseline_line(answer: Answer, gain: Gain) -> str:
     value = format_value(gain.metric, gain.baseline)
     note = "" if answer.baseline.feasible else ", which breaks a constraint itself"
     return f"Baseline: {value}{note}."
+
+
+def front_lines(answer: Answer, data: SweepData) -> list[str]:
+    """Return the Pareto front of two objectives, one trial a line; none for one objective."""
+    if answer.trade_off is None:
+        return []
+    lines = [f"Pareto front of {answer.objective} and {answer.trade_off}:"]
+    for record in answer.front:
+        values = [
+            format_value(metric, record.value(metric))
+            for metric in (answer.objective, answer.trade_off)
+        ]
+        knobs = changed_knobs(record.setting, data.baseline_setting)
+        lines.append(f"  trial {record.number}: {', '.join(values)} [{knobs}]")
+    return lines
 
 
 def _change_lines(answer: Answer) -> list[str]:

@@ -23,6 +23,7 @@ from autotune.report.text import (
     format_number,
     format_value,
     knob_text,
+    ratio_text,
     step_values,
 )
 
@@ -39,7 +40,7 @@ def list_table(sweeps: Sequence[SweepLine]) -> Table:
     """Return one row a sweep."""
     table = _table("sweep", "state", "trials", "winner", "objective", "gain", "verdict", "folder")
     for line in sweeps:
-        gain = f"{line.gain.ratio:.2f}x" if line.gain is not None else ""
+        gain = f"{ratio_text(line.gain.ratio)}x" if line.gain is not None else ""
         done = line.num_finished >= line.num_trials
         _row(
             table,
@@ -165,7 +166,7 @@ def _difference_table(found: Sequence[Difference]) -> Table:
 
 
 def _side(side: Side) -> str:
-    gain = f", {side.gain.ratio:.2f} times its baseline" if side.gain is not None else ""
+    gain = f", {ratio_text(side.gain.ratio)} times its baseline" if side.gain is not None else ""
     return f"trial {side.trial} ({side.outcome_of}) of {side.folder}{gain}"
 
 

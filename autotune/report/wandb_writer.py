@@ -186,7 +186,8 @@ def _add_files(run: Any, data: SweepData) -> None:
     import plotly.io
     import wandb
 
-    for name, figure in figures_of(data, answer(data)).items():
+    found = answer(data)
+    for name, figure in figures_of(data, found).items():
         if figure is not None:
             run.log({f"chart/{name}": wandb.Plotly(plotly.io.from_json(str(figure)))})
     html = data.folder / HTML_FILE
@@ -194,8 +195,10 @@ def _add_files(run: Any, data: SweepData) -> None:
         run.log({"report": wandb.Html(html.read_text(encoding="utf-8"), inject=False)})
     copies = Path(run.settings.sync_dir) / "artifacts"
     copies.mkdir()
-    for path, kind in ((data.folder / BEST_FILE, "verl-config"), (html, "report")):
-        if path.exists():
+    best = data.folder / BEST_FILE
+    for path, kind in ((best, "verl-config"), (html, "report")):
+        # One that holds an earlier winner is not the best any more.
+        if path.exists() and (path != best or found.production is not None):
             artifact = wandb.Artifact(f"{data.config.name[:100]}-{path.stem}", type=kind)
             # wandb reads the file when it sends it, and the sweep's own may be another one by then.
             # The copy that wandb itself would make lies outside the sweep's folder.

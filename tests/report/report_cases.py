@@ -1,6 +1,7 @@
 """Records that the report's tests share."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from autotune.knobs import KnobValue
 from autotune.objective import StepKind, StepRecord, TrialRecord, TrialState, evaluate
 from autotune.report.reading import SweepData
 from autotune.report.text import SweepOutline
-from autotune.settings import ConstraintConfig
+from autotune.settings import ConstraintConfig, ObjectiveConfig
 
 MICRO = "ppo_micro_batch_size_per_gpu"
 THROUGHPUT = "throughput_tokens_per_s_per_gpu"
@@ -91,6 +92,13 @@ def measured(number: int, throughputs: Sequence[float]) -> list[StepRecord]:
     ]
 
 
+def two_objectives(trials: Sequence[TrialRecord], **changes: Any) -> SweepData:
+    """The sweep `demo` with peak memory as second objective."""
+    data = sweep_data(trials, **changes)
+    objective = ObjectiveConfig(metric=THROUGHPUT, trade_off="peak_memory_ratio")
+    return replace(data, config=replace(data.config, objective=objective))
+
+
 def sweep_data(
     trials: Sequence[TrialRecord],
     steps: Mapping[int, Sequence[StepRecord]] | None = None,
@@ -106,7 +114,7 @@ def sweep_data(
         "trials": trials,
         "steps": steps or {},
         "is_running": False,
-        "has_best_file": True,
+        "exported": 1,
         "calibration": None,
         "verification": None,
         "verify_jobs": (),

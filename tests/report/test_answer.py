@@ -1,7 +1,18 @@
 """The answer of a sweep, from records whose answer is known by hand."""
 
+import shlex
+from pathlib import Path
+
 import pytest
-from report_cases import MICRO, THROUGHPUT, failed, measured, sweep_data, trial
+from report_cases import (
+    MICRO,
+    THROUGHPUT,
+    failed,
+    measured,
+    sweep_data,
+    trial,
+    two_objectives,
+)
 
 from autotune.objective import TrialState
 from autotune.report.answer import Change, Verdict, answer, gpu_seconds, step_interval
@@ -11,6 +22,7 @@ from autotune.verification import (
     Decision,
     Estimate,
     Verification,
+    VerifyJob,
 )
 from autotune.verification import Verdict as ConstraintVerdict
 
@@ -121,7 +133,37 @@ def test_a_lost_trial_costs_what_its_clock_says() -> None:
 
 
 def test_there_is_no_production_command_before_best_yaml_is_there() -> None:
-    assert answer(sweep_data([trial(0)], has_best_file=False)).production is None
+    assert answer(sweep_data([trial(0)], exported=None)).production is None
+
+
+def test_a_file_of_another_setting_is_no_production_command() -> None:
+    records = [trial(0), trial(1, 150.0), trial(2, 140.0)]
+    assert answer(sweep_data(records, exported=2)).production is None
+    again = trial(3, 149.0, setting=trial(1).setting)
+    assert answer(sweep_data([*records, again], exported=3)).production is not None
+
+
+def test_a_production_command_survives_a_shell() -> None:
+    data = sweep_data([trial(0), trial(1, 150.0)], folder=Path("/my sweeps/demo"))
+    command = answer(data).production
+    assert command is not None and shlex.split(command)[4] == "/my sweeps/demo"
+
+
+def test_two_objectives_have_a_front_of_feasible_trials() -> None:
+    records = [trial(0), trial(1, 150.0, memory=0.7), trial(2, 90.0, memory=0.6)]
+    records += [trial(3, 80.0, memory=0.3), trial(4, 900.0, memory=0.99)]
+    found = answer(two_objectives(records))
+    assert found.trade_off == "peak_memory_ratio"
+    assert [record.number for record in found.front] == [1, 0, 3]
+    assert answer(sweep_data(records)).front == ()
+
+
+def test_the_jobs_of_a_verification_have_a_cost_of_their_own() -> None:
+    job = VerifyJob(plan="p", block=0, trial=0, record=trial(0))
+    found = answer(sweep_data([trial(0), trial(1, 150.0)], verify_jobs=[job, job]))
+    assert found.proof_gpu_hours == pytest.approx(2 * 8 * 100 / 3600)
+    assert sum(cost.gpu_hours for cost in found.costs) == pytest.approx(2 * 8 * 100 / 3600)
+    assert answer(sweep_data([trial(0)])).proof_gpu_hours is None
 
 
 def verification(decision: Decision, low: float, high: float) -> Verification:

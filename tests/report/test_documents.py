@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from report_cases import sweep_data, trial
+from report_cases import sweep_data, trial, two_objectives
 from sweep_maker import SweepSpec, make_sweep
 
 from autotune.report.answer import answer
@@ -37,6 +37,12 @@ def test_the_report_keeps_the_fields_of_version_1(data: SweepData) -> None:
     assert document["limits"][0].keys() >= {
         *("metric", "max", "value", "reason", "baseline", "headroom_ratio", "num_refused"),
     }
+
+
+def test_several_trials_stand_as_numbers_too() -> None:
+    data = two_objectives([trial(0), trial(1, 150.0, memory=0.7)])
+    document = report_document(answer(data), data)
+    assert (document["front"], document["repetitions"]) == ([1, 0], [1])
 
 
 def test_trials_stand_as_numbers_beside_their_records(data: SweepData) -> None:

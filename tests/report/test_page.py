@@ -2,14 +2,17 @@
 
 import base64
 import functools
+import html
+import json
 import re
+import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from browser import open_browser, show
-from report_cases import failed, measured, sweep_data, trial
+from report_cases import failed, measured, sweep_data, trial, two_objectives
 from sweep_maker import SweepSpec, make_sweep
 
 from autotune.objective import Start
@@ -89,9 +92,33 @@ def test_the_first_screen_holds_the_answer() -> None:
     ],
 )
 def test_every_kind_of_answer_has_its_words(records: list[Any], words: str) -> None:
-    data = sweep_data(records, has_best_file=False)
+    data = sweep_data(records, exported=None)
     text = body_of(report_page(data, answer(data)))
     assert words in text and "Run it in production" not in text
+
+
+def test_two_objectives_have_a_section_of_their_own() -> None:
+    data = two_objectives([trial(0), trial(1, 150.0, memory=0.7), trial(2, 900.0, memory=0.99)])
+    page = report_page(data, answer(data))
+    front = body_of(page).split("The trade-off")[1].split("What the knobs do")[0]
+    assert "1150 tokens/s/GPU70 %" in front and "0100 tokens/s/GPU50 %baseline" in front
+    assert "900" not in front
+    figure = json.loads(figures_of(data, answer(data))["front"])
+    assert figure["data"][-1]["x"] == [70.0, 50.0]
+    one = sweep_data(data.trials)
+    assert "The trade-off" not in report_page(one, answer(one))
+
+
+def test_what_is_copied_survives_a_shell() -> None:
+    odd = trial(1, 150.0, overrides=["a.b=[1,2]", "+c=x y"])
+    data = sweep_data([trial(0), odd], folder=Path("/my sweeps/demo"))
+    page = html.unescape(report_page(data, answer(data)))
+    commands = re.findall(r"<pre>(.*?)</pre>", page, flags=re.S)
+    words = [shlex.split(command.replace("\\\n", "")) for command in commands[:4]]
+    assert words[0][4] == "/my sweeps/demo"
+    assert words[1] == ["a.b=[1,2]", "+c=x y"]
+    assert words[2][2] == "/my sweeps/demo/config.yaml"
+    assert words[3] == ["autotune", "show", "/my sweeps/demo", "1"]
 
 
 def test_texts_of_records_cannot_become_markup() -> None:

@@ -10,8 +10,8 @@ from test_answer import verification
 from autotune.objective import TrialRecord, TrialState
 from autotune.report.answer import answer
 from autotune.report.page import report_page
-from autotune.report.proof import jobs_of, pair_ratios, proof_of, ratios_text
-from autotune.report.summary import summary_text
+from autotune.report.proof import begun_line, jobs_of, pair_ratios, proof_of, ratios_text
+from autotune.report.summary import next_step, summary_text
 from autotune.verification import Decision, Verification, VerifyJob
 
 ORDER = [(0, 0, 100.0), (0, 1, 150.0), (1, 1, 160.0), (1, 0, 80.0)]
@@ -108,6 +108,26 @@ def test_the_page_shows_jobs_ratios_cost_and_how_well_the_gain_is_known() -> Non
         assert part in page
 
 
+@pytest.mark.parametrize("is_running", [True, False])
+def test_a_verification_without_an_outcome_is_said(is_running: bool) -> None:
+    begun = jobs()[:3]
+    data = sweep_data(
+        [trial(0), trial(1, 150.0)], verify_jobs=begun, is_running=is_running, exported=None
+    )
+    said = "A verification has begun and has no outcome yet; 3 cold jobs ran."
+    for text in (summary_text(answer(data), data), report_page(data, answer(data))):
+        assert said in text and ("the same command goes on with it" in text) is not is_running
+    assert next_step(answer(data), data) is None
+
+
+def test_a_newer_verification_without_an_outcome_stands_beside_the_last_one() -> None:
+    ran = [*jobs(), *jobs("newer.2", started_at="2026-01-02T00:00:00+00:00")[:1]]
+    data = sweep_data([trial(0), trial(1, 150.0)], verification=found(), verify_jobs=ran)
+    assert begun_line(data).startswith("A newer verification has begun and has no outcome yet; 1 c")
+    ended = sweep_data([trial(0), trial(1, 150.0)], verification=found(), verify_jobs=jobs())
+    assert begun_line(ended) == ""
+
+
 @pytest.mark.parametrize("proven", [True, False])
 def test_without_jobs_the_page_says_so_and_without_a_verification_has_no_proof(
     proven: bool,
@@ -136,6 +156,6 @@ def test_ratios_of_the_proof_and_of_the_sweep_stand_apart() -> None:
 def test_a_constraint_says_which_jobs_its_value_is_of() -> None:
     proven = sweep_data([trial(0), trial(1, 150.0)], verification=found())
     card = report_page(proven, answer(proven)).split("<h2>Constraints")[1]
-    assert "50 % head-room, in 5 cold jobs: 40 % to 54 %" in card
+    assert "50 % head-room, in 5 cold jobs: 40 to 54 %" in card
     own = sweep_data([trial(0), trial(1, 150.0)])
     assert "44 % head-room, in the sweep&#39;s job" in report_page(own, answer(own))

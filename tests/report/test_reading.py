@@ -20,7 +20,7 @@ def test_a_sweep_is_read_as_it_was_written(store: SweepStore) -> None:
     assert data.config.name == "six" and data.versions["verl"] == "0.9.1"
     assert list(data.trials) == store.read_trials()
     assert data.steps[0] == store.read_steps(0)
-    assert data.baseline == data.trials[0] and data.has_best_file
+    assert data.baseline == data.trials[0] and data.exported is not None
     assert data.calibration is None and not data.is_running
 
 

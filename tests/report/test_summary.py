@@ -2,11 +2,22 @@
 
 from typing import Any
 
-from report_cases import MICRO, failed, measured, sweep_data, trial
+import pytest
+from report_cases import (
+    MICRO,
+    THROUGHPUT,
+    failed,
+    measured,
+    sweep_data,
+    trial,
+    two_objectives,
+)
+from test_answer import verification
 
 from autotune.objective import TrialRecord, TrialState
 from autotune.report.answer import answer
-from autotune.report.summary import summary_text
+from autotune.report.summary import next_step, summary_text
+from autotune.verification import Decision, VerifyJob
 
 
 def text_of(trials: list[TrialRecord], **changes: Any) -> str:
@@ -79,7 +90,7 @@ def test_no_constraint_binds_where_no_better_trial_was_refused() -> None:
 
 def test_failures_are_counted_by_cause() -> None:
     records = [trial(0), failed(1), failed(2), failed(3, TrialState.INFRASTRUCTURE)]
-    assert text_of(records, has_best_file=False).splitlines()[-2:] == [
+    assert text_of(records, exported=None).splitlines()[-2:] == [
         "out_of_memory: 2 trials, e.g. trial 1: rank 1 ran out of memory",
         "infrastructure: 1 trial, e.g. trial 3: rank 1 ran out of memory",
     ]
@@ -97,6 +108,53 @@ def test_a_sweep_without_trials_says_so() -> None:
     lines = text_of([], is_running=True).splitlines()
     assert lines[0].startswith("Sweep demo, running: 0 of 9 trials finished")
     assert lines[1:] == ["No trial has finished yet."]
+
+
+def test_lost_trials_and_the_proof_are_counted_apart() -> None:
+    job = VerifyJob(plan="p", block=0, trial=0, record=trial(0))
+    lost = failed(2, TrialState.INFRASTRUCTURE)
+    line = text_of([trial(0), trial(1, 150.0), lost], verify_jobs=[job]).splitlines()[0]
+    assert line == (
+        "Sweep demo: 2 of 9 trials finished: 2 feasible, 0 infeasible, 0 failed, 1 lost; "
+        "0.667 GPU-hours, and 0.222 for the proof."
+    )
+
+
+def test_two_objectives_have_their_front() -> None:
+    data = two_objectives([trial(0), trial(1, 150.0, memory=0.7)])
+    lines = summary_text(answer(data), data).splitlines()
+    place = lines.index(f"Pareto front of {THROUGHPUT} and peak_memory_ratio:")
+    assert lines[place + 1 : place + 3] == [
+        f"  trial 1: 150 tokens/s/GPU, 70 % [{MICRO}=8]",
+        "  trial 0: 100 tokens/s/GPU, 50 % [baseline]",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("decision", "exported", "said"),
+    [
+        (Decision.PROVEN, 1, "Production: python -m verl.trainer.main_ppo --config-path "),
+        (Decision.PROVEN, None, "Not exported yet; for production: autotune export /sweeps/demo"),
+        (Decision.PROVEN, 2, "(best.yaml there holds the setting of trial 2); for production: "),
+        (Decision.NOT_PROVEN, None, "autotune verify /sweeps/demo verify.max_jobs=30"),
+        (None, None, "To prove it before production: autotune verify /sweeps/demo"),
+    ],
+)
+def test_the_last_line_says_what_brings_the_winner_into_production(
+    decision: Decision | None, exported: int | None, said: str
+) -> None:
+    proof = None if decision is None else verification(decision, 0.9, 1.7)
+    records = [trial(0), trial(1, 150.0), trial(2, 140.0)]
+    lines = text_of(records, verification=proof, exported=exported).splitlines()
+    assert said in lines[-1]
+    running = text_of(records, verification=proof, exported=exported, is_running=True)
+    assert (said in running.splitlines()[-1]) is (exported == 1)
+
+
+@pytest.mark.parametrize("trials", [[], [failed(0)], [trial(0)], [trial(0), trial(1, 50.0)]])
+def test_without_a_better_setting_there_is_no_next_step(trials: list[TrialRecord]) -> None:
+    data = sweep_data(trials, exported=None)
+    assert next_step(answer(data), data) is None
 
 
 def test_a_trial_that_was_stopped_early_is_no_failure() -> None:
