@@ -283,6 +283,11 @@ def check(config: SweepConfig) -> None:
         raise BadInputError(
             f"output_dir is {config.output_dir!r}.", "It must be a plain path without '..'."
         )
+    if output.parts[0].startswith("~"):
+        raise BadInputError(
+            f"output_dir is {config.output_dir!r}.",
+            "Write the whole path: whose home '~' is depends on the machine that reads the file.",
+        )
     if not config.knobs:
         raise BadInputError("knobs is empty.", "Name at least one knob and its domain.")
     _check_resources(config.resources)

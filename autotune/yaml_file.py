@@ -1,10 +1,10 @@
 """Typed YAML files: reading one as plain data, and checking its shape against dataclasses.
 
 Runs in the driver. A file is data only: refused are tags (which could build Python objects),
-anchors and aliases (of which a few lines can make gigabytes, or an endless value) and
-interpolations (which could copy a token from the environment into a record). Nothing is executed or
-resolved. OmegaConf does the parsing and the conversion of single values; this module adds the full
-key and the nearest name to its errors.
+interpolations (which could copy a token from the environment into a record), and aliases of which a
+few lines would make gigabytes, or an endless value. Nothing is executed or resolved. OmegaConf does
+the parsing and the conversion of single values; this module adds the full key and the nearest name
+to its errors.
 """
 
 import dataclasses
@@ -21,6 +21,8 @@ from autotune.errors import BadInputError, nearest
 
 MAX_DEPTH = 50
 """Levels of nesting; what is recursive behind the parser would end in Python's own limit."""
+MAX_VALUES = 10_000
+"""Values that a file with aliases may hold once they are written out."""
 MAX_SHOWN = 200
 """Characters of an override that a message repeats."""
 
@@ -214,7 +216,7 @@ def _read_text(path: Path) -> str:
 
 def _check_plain(where: str, text: str) -> None:
     """Refuse what YAML has besides plain data, and endless nesting, before anything is built."""
-    depth = 0
+    depth, has_aliases = 0, False
     for token in yaml.scan(text):
         line = f"{where}, line {token.start_mark.line + 1}"
         if isinstance(token, yaml.TagToken):
@@ -222,16 +224,63 @@ def _check_plain(where: str, text: str) -> None:
             raise BadInputError(
                 f"{line}: YAML tag '{tag}'.", "A sweep file is plain data; remove the tag."
             )
-        if isinstance(token, yaml.AnchorToken | yaml.AliasToken):
-            sign = "&" if isinstance(token, yaml.AnchorToken) else "*"
-            raise BadInputError(
-                f"{line}: YAML anchor or alias '{sign}{token.value}'.",
-                "A sweep file is plain data; write the value itself, or quote it if it is text.",
-            )
+        has_aliases = has_aliases or isinstance(token, yaml.AliasToken)
         depth += isinstance(token, _OPENS)
         depth -= isinstance(token, _CLOSES)
         if depth > MAX_DEPTH:
             raise BadInputError(f"{line}: nested more than {MAX_DEPTH} levels deep.")
+    if has_aliases:
+        _Expansion(where).measure(yaml.compose(text, Loader=yaml.SafeLoader))
+
+
+class _Expansion:
+    """How large the values of a file are once its aliases are written out; nothing is built.
+
+    Args:
+        where: The file, or the override, as messages call it.
+    """
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._sizes: dict[int, tuple[int, int]] = {}
+        """Node -> values in it, levels below it."""
+        self._open: set[int] = set()
+
+    def measure(self, node: yaml.Node | None) -> tuple[int, int]:
+        """Return how many values a node holds and how deep they are nested.
+
+        An alias is the node that it stands for, which came before it: what is measured already is
+        not entered again.
+
+        Raises:
+            BadInputError: It holds itself, or is too large.
+        """
+        if not isinstance(node, yaml.CollectionNode):
+            return 1, 0
+        if id(node) in self._sizes:
+            return self._sizes[id(node)]
+        line = f"{self._where}, line {node.start_mark.line + 1}"
+        if id(node) in self._open:
+            raise BadInputError(f"{line}: through a YAML alias, this value holds itself.")
+        self._open.add(id(node))
+        inner = [self.measure(child) for child in _children(node)]
+        size = 1 + sum(values for values, _ in inner)
+        depth = 1 + max((levels for _, levels in inner), default=0)
+        if size > MAX_VALUES:
+            raise BadInputError(
+                f"{line}: with its YAML aliases written out, it holds more than {MAX_VALUES} "
+                "values.",
+                "A few lines of aliases can make gigabytes: write the values themselves.",
+            )
+        if depth > MAX_DEPTH:
+            raise BadInputError(f"{line}: nested more than {MAX_DEPTH} levels deep.")
+        self._sizes[id(node)] = size, depth
+        return size, depth
+
+
+def _children(node: yaml.CollectionNode) -> Iterator[yaml.Node]:
+    for entry in node.value:
+        yield from entry if isinstance(entry, tuple) else (entry,)
 
 
 def _check_root(path: Path, text: str) -> None:

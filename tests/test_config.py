@@ -180,6 +180,8 @@ def test_numbers_may_be_written_with_an_exponent(sweep_file: SweepFile) -> None:
         ("name", "a/b", r"^name is 'a/b'"),
         ("output_dir", "a/../b", r"^output_dir is 'a/../b'"),
         ("output_dir", "s3://x", r"^output_dir is 's3://x'"),
+        ("output_dir", "~/x", r"^output_dir is '~/x'.*whole path"),
+        ("output_dir", "~someone", r"^output_dir is '~someone'"),
         ("knobs", {}, r"^knobs is empty"),
         ("nmae", "x", "There is no key 'nmae'. Did you mean 'name'"),
         ("trial.warmup", 1, "There is no key 'trial.warmup'. Did you mean 'warmup_steps'"),

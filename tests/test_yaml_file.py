@@ -43,6 +43,22 @@ def test_numbers_in_scientific_notation_are_numbers(tmp_path: Path) -> None:
     assert read_yaml(write(tmp_path, "a: 25e6\n"))["a"] == 25_000_000
 
 
+def bomb(*, width: int, height: int) -> str:
+    """Lists of aliases, each of the line before it."""
+    lines = ["a0: &a0 [x]"]
+    for level in range(1, height + 1):
+        lines.append(f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * width)}]")
+    return "\n".join(lines) + "\n"
+
+
+def test_an_alias_stands_for_a_value_of_its_own(tmp_path: Path) -> None:
+    text = "a: &sizes [1, 2]\nb: *sizes\nc: &d {x: 1, y: 2}\ne: {<<: *d, y: 3}\n"
+    content = read_yaml(write(tmp_path, text))
+    content["b"].append(3)
+    assert (content["a"], content["b"], content["e"]) == ([1, 2], [1, 2, 3], {"x": 1, "y": 3})
+    assert "*" not in OmegaConf.to_yaml(content) and "&" not in OmegaConf.to_yaml(content)
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -58,9 +74,11 @@ def test_numbers_in_scientific_notation_are_numbers(tmp_path: Path) -> None:
         (b"a\x00b", "is not valid YAML"),
         (f"a: {'9' * 5000}\n", "cannot be read: .*integer string"),
         # A list that holds itself, and one that would have 10**9 entries.
-        ("a: &a [*a]\n", "line 1: YAML anchor or alias '&a'"),
-        ("a: [x]\nb: *a\n", r"line 2: YAML anchor or alias '\*a'"),
-        ("a: &a [x,x]\nb: &b [*a,*a]\nc: &c [*b,*b]\n", "line 1: YAML anchor or alias '&a'"),
+        ("a: &a [*a]\n", "line 1: through a YAML alias, this value holds itself"),
+        ("a: &a {b: {c: *a}}\n", "line 1: through a YAML alias, this value holds itself"),
+        ("a: [x]\nb: *a\n", "is not valid YAML: found undefined alias 'a', line 2"),
+        (bomb(width=10, height=9), "line 5: with its YAML aliases written out"),
+        (bomb(width=1, height=MAX_DEPTH + 1), f"nested more than {MAX_DEPTH} levels deep"),
         (f"a: {'[' * 3000}{']' * 3000}\n", f"line 1: nested more than {MAX_DEPTH} levels"),
         (f"{'{a: ' * 3000}1{'}' * 3000}\n", "line 1: nested more than"),
         ("a:\n" + "".join(" " * n + "- \n" for n in range(200)), "nested more than"),
