@@ -28,6 +28,7 @@ from autotune.knobs import KnobValue
 from autotune.launch_script import parse_launch_script, script_of
 from autotune.objective import TrialRecord, TrialState, evaluate
 from autotune.protocol import protocol_overrides
+from autotune.report.page import HTML_FILE
 from autotune.report.text import format_value
 from autotune.settings import (
     BaseJobConfig,
@@ -349,3 +350,5 @@ def test_the_command_names_the_files_and_how_to_run_them(
     printed = capsys.readouterr().out
     assert str(folder / BEST_FILE) in printed
     assert f"--config-path {folder} --config-name best" in printed
+    # The report in the folder offers what was just exported.
+    assert "Run it in production" in (folder / HTML_FILE).read_text()

@@ -28,9 +28,12 @@ def run(options: argparse.Namespace) -> ExitCode:
     """Write the files and name them."""
     from autotune.export import export
     from autotune.report.answer import production_command
+    from autotune.report.page import renew_report
 
     out = options.out if options.out is not None else options.folder
     exported = export(options.folder, out, allow_unproven=options.allow_unproven)
+    if out.resolve() == options.folder.resolve():
+        renew_report(options.folder)
     print("\n".join(f"Wrote {path}" for path in exported.files))
     if exported.refused is not None:
         print(f"autotune: {exported.refused}", file=sys.stderr)

@@ -38,6 +38,8 @@ def run(options: argparse.Namespace) -> ExitCode:
     from rich.console import Console
 
     from autotune.leftovers import cleared
+    from autotune.report.page import HTML_FILE, renew_report
+    from autotune.report.summary import next_text
     from autotune.report.verify_text import verification_text
     from autotune.sweep import calibrate_sweep, with_calibration
     from autotune.tuning import cluster
@@ -57,6 +59,12 @@ def run(options: argparse.Namespace) -> ExitCode:
         print("Interrupted; run the command without --again to go on.", file=sys.stderr)
         return ExitCode.INTERRUPTED
     print(verification_text(found, sweep.config.resources.device))
+    print(f"Records: {store.folder}")
+    if file is None:
+        data, answer = renew_report(store.folder)
+        print(f"Report: {data.folder / HTML_FILE}")
+        if line := next_text(answer, data):
+            print(line)
     return ExitCode.DONE if found.winner is not None else ExitCode.FAILED
 
 

@@ -21,6 +21,7 @@ from autotune.metrics import METRICS
 from autotune.objective import TrialRecord
 from autotune.report import effects
 from autotune.report.answer import Answer, LimitStatus, Verdict, gpu_seconds
+from autotune.report.answer import answer as answer_of
 from autotune.report.by_itself import without_effect
 from autotune.report.calibration_text import calibration_text
 from autotune.report.domain_ends import domain_end_lines
@@ -28,7 +29,7 @@ from autotune.report.drawing import MARKS, mark
 from autotune.report.jobs import TERMS, start_legend, startup_line
 from autotune.report.phases import saved_line
 from autotune.report.proof import begun_line, proof_of, ratios_text
-from autotune.report.reading import SweepData
+from autotune.report.reading import SweepData, read_sweep
 from autotune.report.repeats import count_text, repeat_marks, repetitions_line, settings_text
 from autotune.report.summary import (
     CLAIMS,
@@ -134,6 +135,14 @@ def report_page(data: SweepData, answer: Answer) -> str:
 def write_report(path: Path, data: SweepData, answer: Answer) -> None:
     """Write the report to a file, without the environment's secrets."""
     write_atomic(path, report_page(data, answer))
+
+
+def renew_report(folder: Path) -> tuple[SweepData, Answer]:
+    """Write the report of a sweep's folder into it as things stand, and return what it is from."""
+    data = read_sweep(folder)
+    found = answer_of(data)
+    write_report(data.folder / HTML_FILE, data, found)
+    return data, found
 
 
 def _context(data: SweepData, answer: Answer) -> dict[str, Any]:
