@@ -35,7 +35,7 @@ class SweepLine:
     num_trials: int
     verdict: Verdict
     winner: int | None
-    """The best feasible trial."""
+    """As :attr:`autotune.report.answer.Answer.winner`, by number."""
     objective: str
     value: float | None
     """The winner's objective."""

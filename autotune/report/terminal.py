@@ -166,7 +166,10 @@ def _difference_table(found: Sequence[Difference]) -> Table:
 
 
 def _side(side: Side) -> str:
-    gain = f", {ratio_text(side.gain.ratio)} times its baseline" if side.gain is not None else ""
+    gain = ""
+    if side.gain is not None:
+        kind = "verified" if side.gain.is_verified else "in the sweep's own jobs"
+        gain = f", {ratio_text(side.gain.ratio)} times its baseline ({kind})"
     return f"trial {side.trial} ({side.outcome_of}) of {side.folder}{gain}"
 
 

@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from autotune.objective import StepRecord, TrialRecord, TrialState
+from autotune.objective import StepRecord, TrialRecord
 from autotune.report.answer import Answer
 from autotune.report.documents import plain, report_document
 from autotune.report.reading import SweepData
-from autotune.report.text import changed_knobs, duration_s, fidelity_note, outcome
+from autotune.report.text import changed_knobs, duration_s, fidelity_note, is_failed, outcome
+from autotune.verification import Verification
 
 Table = tuple[list[str], list[list[Any]]]
 """Columns and rows."""
@@ -70,7 +71,7 @@ def trial_run(data: SweepData, record: TrialRecord) -> RunContent:
                 if value is not None
             },
         },
-        failed=record.state is not TrialState.COMPLETE,
+        failed=is_failed(record),
     )
 
 
@@ -110,7 +111,11 @@ def report_run(data: SweepData, answer: Answer) -> RunContent:
         | {f"gain/{name}": value for name, value in (document["gain"] or {}).items()}
         | _sides(answer)
         | {f"gpu_hours/{cost.outcome}": cost.gpu_hours for cost in answer.costs},
-        tables={"trials": trials_table(data, answer), "constraints": limits_table(answer)},
+        tables={
+            "trials": trials_table(data, answer),
+            "constraints": limits_table(answer),
+            **({"proof": proof_table(data.verification)} if data.verification else {}),
+        },
     )
 
 
@@ -144,12 +149,27 @@ def trials_table(data: SweepData, answer: Answer) -> Table:
 
 def limits_table(answer: Answer) -> Table:
     """Return every constraint at the shown trial as a row."""
-    columns = ["constraint", "max", "value", "headroom_ratio", "baseline", "num_refused"]
+    columns = ["constraint", "max", "value", "low", "high", "headroom_ratio", "baseline"]
+    columns += ["num_refused", "reason"]
     rows = [
-        [limit.metric, limit.max, limit.value, limit.headroom_ratio, limit.baseline]
-        + [limit.num_refused]
+        [limit.metric, limit.max, limit.value, limit.low, limit.high, limit.headroom_ratio]
+        + [limit.baseline, limit.num_refused, limit.reason]
         for limit in answer.limits
     ]
+    return columns, rows
+
+
+def proof_table(found: Verification) -> Table:
+    """Return every verified setting as a row."""
+    columns = ["trial", "decision", "gain_ratio", "low", "high", "num_pairs", "num_jobs", "reason"]
+    rows: list[list[Any]] = []
+    for candidate in found.candidates:
+        gain = candidate.gain_ratio
+        numbers = [None] * 4 if gain is None else [gain.value, gain.low, gain.high, gain.num_jobs]
+        rows.append(
+            [candidate.number, candidate.decision.value, *numbers]
+            + [candidate.num_jobs, candidate.reason]
+        )
     return columns, rows
 
 

@@ -3,15 +3,19 @@
 from dataclasses import replace
 
 from report_cases import MICRO, failed, measured, sweep_data, trial
+from test_answer import verification
 
+from autotune.objective import TrialState
 from autotune.report.answer import answer
 from autotune.report.wandb_runs import (
     limits_table,
+    proof_table,
     report_run,
     step_numbers,
     trial_run,
     trials_table,
 )
+from autotune.verification import Decision
 
 
 def test_a_trial_has_its_knobs_as_config_and_its_steps_as_history() -> None:
@@ -37,6 +41,12 @@ def test_a_failed_trial_is_a_failed_run_with_its_cause() -> None:
     run = trial_run(data, data.trials[1])
     assert run.failed and run.tags == ("out_of_memory",)
     assert run.summary["cause"] == "rank 1 ran out of memory"
+
+
+def test_a_trial_that_was_stopped_early_is_no_failed_run() -> None:
+    data = sweep_data([trial(0), failed(1, TrialState.STOPPED)])
+    run = trial_run(data, data.trials[1])
+    assert not run.failed and run.tags == ("stopped",)
 
 
 def test_a_number_of_every_rank_becomes_one_number_a_rank() -> None:
@@ -67,3 +77,14 @@ def test_tables_hold_every_trial_and_every_constraint() -> None:
     columns, rows = limits_table(answer(data))
     assert [row[0] for row in rows] == ["peak_memory_ratio", "exposed_comm_ratio"]
     assert {len(row) for row in rows} == {len(columns)}
+
+
+def test_the_proof_has_a_row_for_each_verified_setting() -> None:
+    proof = verification(Decision.PROVEN, 1.5, 1.7)
+    lost = replace(proof.candidates[0], number=2, decision=Decision.WORSE, gain_ratio=None)
+    columns, rows = proof_table(replace(proof, candidates=[*proof.candidates, lost]))
+    assert [dict(zip(columns, row, strict=True))["low"] for row in rows] == [1.5, None]
+    assert [row[:2] for row in rows] == [[1, "proven"], [2, "worse"]]
+    data = sweep_data([trial(0), trial(1, 150.0)], verification=proof)
+    assert "proof" in report_run(data, answer(data)).tables
+    assert "proof" not in report_run(sweep_data([trial(0)]), answer(data)).tables
