@@ -41,10 +41,18 @@ def nvidia_driver(text: str) -> str | None:
 
 
 def source_commit(folder: Path) -> str | None:
-    """Return the commit that a folder is a checkout of, ``-dirty`` where it was changed since."""
-    command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40"]
+    """Return the commit that a folder's files are of, ``-dirty`` where some were changed since."""
+    # An installed package may lie inside somebody's checkout without being a part of it.
+    if not _git(folder, "ls-files"):
+        return None
+    return _git(folder, "describe", "--always", "--dirty", "--abbrev=40") or None
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    """Return what git prints; empty where there is no git, or it fails."""
+    command = ["git", "-C", str(folder), *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() or None
+        return ""
+    return done.stdout.strip()

@@ -33,6 +33,10 @@ def test_a_checkout_has_a_commit_and_says_when_it_was_changed(tmp_path: Path) ->
     git("commit", "--quiet", "-m", "one")
     commit = git("rev-parse", "HEAD")
     assert source_commit(tmp_path) == commit
+    inside = tmp_path / "site-packages" / "autotune"
+    inside.mkdir(parents=True)
+    (inside / "module.py").write_text("1")
+    assert source_commit(inside) is None
     (tmp_path / "file").write_text("2")
     assert source_commit(tmp_path) == f"{commit}-dirty"
 

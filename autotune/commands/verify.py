@@ -41,7 +41,8 @@ def run(options: argparse.Namespace) -> ExitCode:
     from autotune.report.page import HTML_FILE, renew_report
     from autotune.report.summary import next_text
     from autotune.report.verify_text import verification_text
-    from autotune.sweep import calibrate_sweep, with_calibration
+    from autotune.store import VERSIONS_FILE
+    from autotune.sweep import calibrate_sweep, with_calibration, with_this_run
     from autotune.tuning import cluster
     from autotune.verify import Verifier, attempt_of
 
@@ -49,6 +50,7 @@ def run(options: argparse.Namespace) -> ExitCode:
     file = options.target if options.target.is_file() else None
     sweep, store, candidates = _of_sweep(options) if file is None else _of_file(options, file)
     with store.locked(), cluster(sweep, options.address), cleared(store.folder):
+        store.write(VERSIONS_FILE, with_this_run(store.folder / VERSIONS_FILE))
         sweep = with_calibration(sweep, calibrate_sweep(sweep, store, console))
         attempt = attempt_of(sweep, store, candidates, again=options.again)
         verifier = Verifier(
