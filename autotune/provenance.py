@@ -186,8 +186,11 @@ def _effect(
 def _hardware_lines(data: SweepData, choice: Choice) -> list[str]:
     resources, links = data.config.resources, data.calibration
     device = links.device_name if links is not None else resources.device
+    verified = ""
+    if choice.verification is not None and choice.candidate is not None:
+        verified = f", verified {choice.verification.ended_at[:10]},"
     lines = [
-        f"Measured {choice.record.ended_at[:10]} on {plural(resources.nodes, 'node')} x "
+        f"Measured {choice.record.ended_at[:10]}{verified} on {plural(resources.nodes, 'node')} x "
         f"{resources.ranks_per_node} {device}, world size {resources.num_ranks}."
     ]
     if links is None:

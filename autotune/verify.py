@@ -156,7 +156,8 @@ def file_candidate(sweep: Sweep, path: Path) -> tuple[Candidate, list[str]]:
     """Return the setting of a production file, and the keys in which it differs apart from knobs.
 
     Raises:
-        BadInputError: Not a verl configuration, or it sets every knob as the base job does.
+        BadInputError: Not a verl configuration, or it sets every knob as the base job does, or verl
+            would refuse its setting in that job.
     """
     config = compose_file(path)
     flat = leaves(config)
@@ -169,6 +170,12 @@ def file_candidate(sweep: Sweep, path: Path) -> tuple[Candidate, list[str]]:
         raise BadInputError(
             f"{path} sets every knob of the sweep as the base job does.",
             "There is nothing to compare: name the base job that it was tuned from.",
+        )
+    refused = sweep.space.violations(setting)
+    if refused:
+        raise BadInputError(
+            f"verl would refuse the setting of {path} on this base job: {'; '.join(refused)}.",
+            "Name a base job with the model, batch and number of ranks that it was tuned for.",
         )
     job = compose_base(sweep.config.base.config_name, [*sweep.base_overrides, *overrides])
     return Candidate(number=FILE, setting=setting, overrides=overrides), differences(job, config)

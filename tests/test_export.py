@@ -184,7 +184,7 @@ def test_the_head_says_how_sure_it_is_where_and_with_what_it_was_measured(proven
     assert "PROVEN: 1.50 times the base job" in text and "95 % interval 1.40 to 1.60" in text
     assert f"this setting: {format_value(OBJECTIVE, 150)} (149 to 151)" in text
     assert "exposed_comm_ratio: 10 % (9 to 11), limit 20 %" in text
-    assert "1 node x 2 CPU, world size 2." in text and "verl 0.9.1" in text
+    assert "verified 2026-01-01, on 1 node x 2 CPU, world size 2." in text and "verl 0.9.1" in text
     assert "Links (gloo): all-gather 1 GB/s after 100 us, calibrated 2026-01-01." in text
     claim = read_claim(text)
     assert claim is not None and claim["gain_ratio"] == [1.4, 1.5, 1.6] and claim["proven"]

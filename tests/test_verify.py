@@ -1,6 +1,7 @@
 """The verification's jobs on a real local Ray, with a Trainable that plays back known results."""
 
 import dataclasses
+import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from test_config import MICRO, SweepFile
 from verify_cases import OBJECTIVE, record
 
 from autotune import verify
+from autotune.claim import claim_line
 from autotune.config import Sweep
 from autotune.errors import BadInputError, SweepError
 from autotune.objective import RECORD, TrialRecord, TrialState
@@ -23,6 +25,7 @@ from autotune.settings import ObjectiveConfig
 from autotune.store import VERIFICATION_FILE, SweepStore
 from autotune.verification import Decision, VerifyJob, read_verification
 from autotune.verify import (
+    FILE,
     Candidate,
     Verifier,
     VerifySearcher,
@@ -187,6 +190,41 @@ def test_a_files_setting_is_read_from_its_keys(sweep: Sweep, tmp_path: Path) -> 
     path.write_text(job_file("ppo_trainer", sweep.base_overrides))
     with pytest.raises(BadInputError, match="as the base job does"):
         file_candidate(sweep, path)
+
+
+def test_a_files_setting_that_verl_would_refuse_is_not_started(
+    sweep: Sweep, tmp_path: Path
+) -> None:
+    path = tmp_path / "best.yaml"
+    odd = candidate(sweep, 3)
+    path.write_text(job_file("ppo_trainer", [*sweep.base_overrides, *odd.overrides]))
+    with pytest.raises(BadInputError, match=r"verl would refuse .*best.yaml.*3"):
+        file_candidate(sweep, path)
+
+
+def test_the_outcome_of_a_file_names_it_with_its_claim(
+    sweep: Sweep, store: SweepStore, tmp_path: Path
+) -> None:
+    path = tmp_path / "best.yaml"
+    line = claim_line(
+        sweep="s", trial=8, objective=OBJECTIVE, proven=True, gain_ratio=[1.4, 1.5, 1.6]
+    )
+    path.write_text(f"{line}\n")
+    output = io.StringIO()
+    begun = Verifier(
+        sweep,
+        store,
+        [candidate(sweep, 4, number=FILE)],
+        console=Console(file=output, width=200),
+        attempt=1,
+        file=path,
+    )
+    play(begun, store, 8)
+    found = begun.run()
+    assert found is not None and found.file == str(path)
+    assert "it comes out again" in verification_text(found, "gpu")
+    assert read_verification(store.folder / VERIFICATION_FILE) == found
+    assert "verify job 2 of at most 8, the file's setting: 150 tokens" in output.getvalue()
 
 
 def searcher(jobs: list[VerifyJob], max_retries: int = 1) -> VerifySearcher:
