@@ -220,9 +220,23 @@ class Job:
         OmegaConf.resolve(config)
 
 
-def _read_requests(requests: "queue.Queue[JobRequest]", job: Job) -> None:
-    """Queue the settings from standard input; its end is the end of this process, whatever runs."""
-    for line in sys.stdin:
+def take_standard_input() -> IO[str]:
+    """Return standard input, which this process and its children find empty from then on.
+
+    verl's data loader forks its workers, and each of them closes ``sys.stdin`` first
+    (multiprocessing/util.py ``_close_stdin``). It would wait for ever for the lock that a thread of
+    this process holds while it reads.
+    """
+    taken = os.fdopen(os.dup(0), encoding="utf-8")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    return taken
+
+
+def _read_requests(stream: IO[str], requests: "queue.Queue[JobRequest]", job: Job) -> None:
+    """Queue the settings from a stream; its end is the end of this process, whatever runs."""
+    for line in stream:
         if line.rstrip() == LEAVE:
             job.leave()
         else:
@@ -239,7 +253,10 @@ def main(arguments: Sequence[str]) -> None:
     events = _Events(os.fdopen(int(events_fd), "w", encoding="utf-8"))
     requests: queue.Queue[JobRequest] = queue.Queue()
     job = Job(address, placement_group_id, working_dir, events)
-    threading.Thread(target=_read_requests, args=(requests, job), daemon=True).start()
+    reader = threading.Thread(
+        target=_read_requests, args=(take_standard_input(), requests, job), daemon=True
+    )
+    reader.start()
     while True:
         request = requests.get()
         try:
