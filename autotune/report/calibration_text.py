@@ -12,6 +12,7 @@ from autotune.models.links import (
     hiding_tokens,
     link_class,
 )
+from autotune.report.text import moment_text
 
 BUCKET_BYTES = 25_000_000
 """Size of the example: torch's own default bucket of gradients."""
@@ -35,7 +36,7 @@ def calibration_text(record: CalibrationRecord) -> str:
     """Return the table of what was measured, and what it implies."""
     constants = record.constants
     lines = [
-        f"{_where(record)}, {record.measured_at}, took {record.took_s:.0f} s",
+        f"{_where(record)}, {moment_text(record.measured_at)}, took {record.took_s:.0f} s",
         "",
         f"{'collective':16}{'latency':>10}{'bandwidth':>13}{'25 MB take':>12}"
         f"{'fit error':>11}  sizes",

@@ -5,6 +5,7 @@ sheet, which knows light, dark and paper; charts only colour their marks, in ton
 both, and tell outcomes apart by shape too.
 """
 
+import html
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -97,7 +98,12 @@ def hover(data: SweepData, answer: Answer, record: TrialRecord, metric: str | No
     if metric is not None:
         lines.append(f"{metric}: {format_value(metric, record.value(metric))}")
     changes = changed_knobs(record.setting, data.baseline_setting)
-    return "<br>".join([*lines, *changes.split(", ")])
+    return "<br>".join([*lines, *literal(changes).split(", ")])
+
+
+def literal(text: str) -> str:
+    """Return a record's text as a chart shows it word by word: Plotly reads some HTML."""
+    return html.escape(text, quote=False)
 
 
 def wrap(text: str, width: int = 24) -> str:

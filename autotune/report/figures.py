@@ -21,6 +21,7 @@ from autotune.report.drawing import (
     finish,
     grid,
     hover,
+    literal,
     points,
     wrap,
 )
@@ -353,7 +354,7 @@ def _timeline_hover(data: SweepData, record: TrialRecord) -> str:
     lines = [f"<b>trial {record.number}</b>, {outcome(record).replace('_', ' ')}"]
     lines.append(f"{duration_s(record):.0f} s")
     if record.cause:
-        lines.append(wrap(record.cause[:200]))
+        lines.append(wrap(literal(record.cause[:200])))
     return "<br>".join(lines)
 
 

@@ -10,7 +10,7 @@ import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import datetime
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 from autotune.config import to_yaml
 from autotune.launch_script import quoted
 from autotune.metrics import METRICS
-from autotune.objective import TrialRecord
+from autotune.objective import TrialRecord, timestamp
 from autotune.report import effects
 from autotune.report.answer import Answer, LimitStatus, Verdict, gpu_seconds
 from autotune.report.answer import answer as answer_of
@@ -50,6 +50,7 @@ from autotune.report.text import (
     format_value,
     is_failed,
     knob_text,
+    moment_text,
     outcome,
     plural,
     range_text,
@@ -190,7 +191,7 @@ def _context(data: SweepData, answer: Answer) -> dict[str, Any]:
         "config_text": to_yaml(data.config),
         "calibration_text": calibration_text(data.calibration) if data.calibration else "",
         "gpu_word": gpu_word(data),
-        "written_at": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "written_at": moment_text(timestamp()),
         "span": _span(data),
         "css": _raw(_file("page.css")),
         "script": _raw(_file("page.js")),
@@ -366,7 +367,8 @@ def _span(data: SweepData) -> str:
     each = [gpu_seconds(record, data.config.resources.num_ranks) for record in data.trials]
     mean = format_number(sum(each) / len(each) / 3600)
     return (
-        f"{start} to {end} ({format_duration(took)}), {mean} {gpu_word(data)}-hours a trial (mean)"
+        f"{moment_text(start)} to {moment_text(end)} ({format_duration(took)}), "
+        f"{mean} {gpu_word(data)}-hours a trial (mean)"
     )
 
 

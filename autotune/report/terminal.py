@@ -23,6 +23,8 @@ from autotune.report.text import (
     format_number,
     format_value,
     knob_text,
+    moment_text,
+    plural,
     ratio_text,
     step_values,
 )
@@ -114,11 +116,11 @@ def metric_text(name: str, value: float | None) -> str:
 def _trial_headline(view: TrialView) -> str:
     record = view.record
     took = format_duration(duration_s(record))
-    retries = f", {record.retries} retries" if record.retries else ""
+    retries = f", run again {plural(record.retries, 'time')}" if record.retries else ""
     role = " (baseline)" if record.number == 0 else ""
     return (
         f"Trial {record.number}{role} of {view.sweep}: {view.outcome.replace('_', ' ')}, "
-        f"{record.started_at}, {took}{retries}"
+        f"{moment_text(record.started_at)}, {took}{retries}"
     )
 
 

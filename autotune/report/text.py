@@ -6,7 +6,7 @@ seconds or minutes, and what was not measured as such, never as 0.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timezone
 
 from autotune.knobs import KnobValue
 from autotune.metrics import METRICS, STEP_KEYS, WHOLE_STEP
@@ -199,6 +199,12 @@ def duration_s(record: TrialRecord) -> float:
     """Return how long a trial took, start-up included."""
     started = datetime.fromisoformat(record.started_at)
     return (datetime.fromisoformat(record.ended_at) - started).total_seconds()
+
+
+def moment_text(timestamp: str) -> str:
+    """Return a record's point in time as a person reads it: 2026-01-31 09:05 UTC."""
+    moment = datetime.fromisoformat(timestamp).astimezone(timezone.utc)
+    return moment.strftime("%Y-%m-%d %H:%M UTC")
 
 
 def knob_text(value: KnobValue | None) -> str:

@@ -11,6 +11,7 @@ from autotune.report.effect_figures import pair_figures
 from autotune.report.effects import pair_of, slice_of
 from autotune.report.figures import (
     convergence_figure,
+    front_figure,
     lanes_of,
     limits_figure,
     phases_figure,
@@ -97,7 +98,7 @@ def test_the_time_line_holds_failures_too() -> None:
     assert "rank 1 ran out of memory" in figure.data[1].hovertext[0]
 
 
-@pytest.mark.parametrize("draw", [limits_figure, convergence_figure, steps_figure])
+@pytest.mark.parametrize("draw", [limits_figure, convergence_figure, steps_figure, front_figure])
 def test_without_a_measured_trial_there_is_nothing_to_draw(draw: object) -> None:
     data = sweep_data([failed(0)])
     assert callable(draw) and draw(data, answer(data)) is None
@@ -139,3 +140,14 @@ def test_maps_of_pairs_share_a_colour_scale_with_one_bar() -> None:
     assert [(found.zmin, found.zmax) for found in maps] == [(1.0, 7.0)] * 2
     assert [found.showscale for found in maps] == [False, True]
     assert pair_figures([], "s") == []
+
+
+def test_texts_of_records_are_shown_word_by_word() -> None:
+    odd = failed(1, cause="KeyError: <class 'x'> & more", setting={"x": "<b>"})
+    figure = timeline_figure(sweep_data([odd]))
+    assert figure is not None
+    assert "&lt;class 'x'&gt; &amp; more" in figure.data[0].hovertext[0].replace("<br>", " ")
+    measured_one = trial(2, setting={"x": "<b>"})
+    data = sweep_data([trial(0), measured_one])
+    shown = convergence_figure(data, answer(data))
+    assert shown is not None and shown.data[0].hovertext[1].endswith("<br>x=&lt;b&gt;")

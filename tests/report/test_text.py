@@ -10,6 +10,7 @@ from autotune.report.text import (
     format_duration,
     format_value,
     joined,
+    moment_text,
     plural,
     range_text,
     ratio_text,
@@ -117,6 +118,10 @@ def test_an_interval_has_its_unit_once(metric: str, text: str) -> None:
     assert estimate_text(metric, Estimate(value=0.2, low=0.1, high=0.3, num_jobs=3)) == text
     assert estimate_text(metric, None) == "n/a"
     assert range_text(metric, 0.1, 0.3).endswith(f" {unit_text(metric)}")
+
+
+def test_a_moment_is_read_in_utc() -> None:
+    assert moment_text("2026-01-31T10:05:59+01:00") == "2026-01-31 09:05 UTC"
 
 
 def test_one_of_a_thing_is_singular() -> None:
