@@ -7,7 +7,7 @@ that what only they need (profiled steps, the consistency probe) is left out of 
 Every run has a folder of its own below ``--out``. Whoever holds a folder's lock runs it, so that
 any number of these processes may share ``--out``; a run goes on where it stopped. After each run
 ``runs.json`` there is written anew from all folders. Exit code 1 when more than one in twenty says
-"proven", 130 when runs are left.
+"proven" or a run measured no ratio, 130 when runs are left.
 
     python scripts/verify_aa.py search_spaces/quickstart_cpu.yaml --runs 20 --parallel 6
 """
@@ -67,12 +67,13 @@ def main() -> int:
     content = write_summary(out, sweep, options.runs)
     print(
         f"{content['num_proven']} of {content['num_finished']} runs say 'proven' of two identical "
-        f"settings; {options.runs - content['num_finished']} are left. All runs: "
-        f"{out / SUMMARY_FILE}"
+        f"settings, {content['num_without_ratio']} measured no ratio; "
+        f"{options.runs - content['num_finished']} are left. All runs: {out / SUMMARY_FILE}"
     )
     if content["num_finished"] < options.runs:
         return ExitCode.INTERRUPTED
-    return int(content["num_proven"] > ALLOWED_RATIO * options.runs)
+    is_right = content["num_proven"] <= ALLOWED_RATIO * options.runs
+    return ExitCode.DONE if is_right and not content["num_without_ratio"] else ExitCode.FAILED
 
 
 def without_limits(sweep: Sweep, parallel: int) -> Sweep:
@@ -169,6 +170,7 @@ def write_summary(out: Path, sweep: Sweep, num_runs: int) -> dict[str, Any]:
             "versions": dict(versions()),
             "num_runs": num_runs,
             "num_finished": len(rows),
+            "num_without_ratio": sum(row["gain_ratio"] is None for row in rows),
             "num_proven": sum(row["decision"] == Decision.PROVEN.value for row in rows),
             "runs": rows,
         }

@@ -100,6 +100,7 @@ def test_all_runs_are_summed_up_from_their_folders(
     found = script["write_summary"](tmp_path, sweep, 4)
     assert json.loads((tmp_path / "runs.json").read_text()) == found
     assert (found["num_runs"], found["num_finished"], found["num_proven"]) == (4, 2, 1)
+    assert found["num_without_ratio"] == 0
     first, second = found["runs"]
     assert (first["run"], first["decision"], first["num_jobs"]) == (1, "not_proven", 6)
     assert first["interval"][0] < 1 < first["interval"][1]
