@@ -20,6 +20,8 @@ OVERLAP = "wrap_policy.overlap"
 
 TIMES = ("min_overlap_time_s", "overlap_threshold")
 """Settings that need a calibration."""
+TURNS_ON = ("bucket_size", *TIMES, "forward_prefetch_depth", "backward_prefetch_depth")
+"""Settings of which each changes what verl does as soon as it is above 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,13 +52,7 @@ class OverlapSettings:
     @property
     def is_neutral(self) -> bool:
         """Say whether verl's own wrapping stays as it is."""
-        return not (
-            self.bucket_size
-            or self.min_overlap_time_s
-            or self.overlap_threshold
-            or self.forward_prefetch_depth
-            or self.backward_prefetch_depth
-        )
+        return not any(getattr(self, name) for name in TURNS_ON)
 
     @classmethod
     def from_dict(cls, data: object, key: str) -> "OverlapSettings":

@@ -4,8 +4,8 @@ Runs in the trial's verl process. The group has one bundle for each node of verl
 ranks of that node; bundles are taken in the order in which verl sorts its own groups (by the node's
 address), so that ranks are numbered node by node and local ranks are what verl takes them for. verl
 has no setting that puts several workers into one bundle, so this one module lends its trainer
-another worker group class while the workers are made. It was written for the versions below and
-refuses any other.
+another worker group class while the workers are made. It refuses a verl that it was not written
+for.
 """
 
 import contextlib
@@ -19,9 +19,7 @@ from verl.single_controller.ray import RayWorkerGroup, ResourcePoolManager
 from verl.single_controller.ray.base import RayResourcePool
 
 from autotune.errors import TrialStartError
-from autotune.verl_bridge.supported import require_version
-
-SUPPORTED_VERSIONS = ("0.9.1",)
+from autotune.verl_bridge.supported import VERL_VERSIONS, require_version
 
 
 class GroupPool(RayResourcePool):
@@ -140,9 +138,7 @@ def group_workers(trainer_module: Any) -> Iterator[None]:
     Raises:
         TrialStartError: The installed verl is not one that this was written for.
     """
-    require_version(
-        "verl", SUPPORTED_VERSIONS, "its workers can be placed on a trial's group in"
-    )
+    require_version("verl", VERL_VERSIONS, "its workers can be placed on a trial's group in")
     plain = trainer_module.RayWorkerGroup
     trainer_module.RayWorkerGroup = GroupWorkers
     try:

@@ -2,34 +2,28 @@
 
 Runs in verl's training workers while an engine is built. verl's engine calls ``apply_fsdp2`` of its
 own module to wrap the model, with no hook around it; :func:`planned_wrapping` puts ours there for
-the length of that call, after checking that verl is of a version whose function does what ours
-replaces. Which modules are wrapped is verl's decision; which of them share a unit and how far ahead
-units are gathered is the plan's. Sharding is by parameter in both, so that state dicts,
-checkpoints, gradients and weight sync do not depend on the plan.
+the length of that call, in a verl that it was written for. Which modules are wrapped is verl's
+decision; which of them share a unit and how far ahead units are gathered is the plan's. Sharding is
+by parameter in both, so that state dicts, checkpoints, gradients and weight sync do not depend on
+the plan.
 """
 
 import contextlib
 import dataclasses
-import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import verl
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from verl.utils import fsdp_utils
 
-from autotune.errors import TrialStartError
 from autotune.models.overlap_plan import Plan, Work, make_plan
 from autotune.models.overlap_settings import OverlapSettings
 from autotune.verl_bridge.model_layers import read_layers
+from autotune.verl_bridge.supported import VERL_VERSIONS, require_version
 
 logger = logging.getLogger(__name__)
-
-_VERL_VERSIONS = "0.9."
-_PARAMETERS = ["model", "fsdp_kwargs", "config"]
-
 
 
 @contextlib.contextmanager
@@ -44,12 +38,11 @@ def planned_wrapping(
         keep: Gets the plan.
 
     Raises:
-        TrialStartError: verl wraps models in a way that this package does not know.
+        TrialStartError: The installed verl is not one that this was written for.
     """
+    require_version("verl", VERL_VERSIONS, "wrap_policy.overlap acts in")
     # Importing it makes verl load this package's engines, which import this module.
     from verl.workers.engine.fsdp import transformer_impl
-
-    _check_verl(transformer_impl.apply_fsdp2)
 
     def apply(model: nn.Module, fsdp_kwargs: Mapping[str, Any], config: Any) -> None:
         keep(wrap(model, fsdp_kwargs, config, settings=settings, work=work))
@@ -60,17 +53,6 @@ def planned_wrapping(
         yield
     finally:
         transformer_impl.apply_fsdp2 = original
-
-
-def _check_verl(apply_fsdp2: Callable[..., object]) -> None:
-    parameters = list(inspect.signature(apply_fsdp2).parameters)
-    if not verl.__version__.startswith(_VERL_VERSIONS) or parameters != _PARAMETERS:
-        raise TrialStartError(
-            f"wrap_policy.overlap is set, but this verl ({verl.__version__}) wraps models with "
-            f"apply_fsdp2({', '.join(parameters)}).",
-            f"verl-autotune knows verl {_VERL_VERSIONS}x; remove the overlap settings or install "
-            "that.",
-        )
 
 
 def wrap(

@@ -8,7 +8,7 @@ mean and :mod:`autotune.verl_bridge.engine` for what reads them.
 from collections.abc import Collection, Mapping, Sequence
 
 from autotune.models.calibration import Calibration
-from autotune.models.overlap_settings import OVERLAP, OverlapSettings
+from autotune.models.overlap_settings import OVERLAP, TURNS_ON, OverlapSettings
 from autotune.verl_bridge import job
 from autotune.verl_bridge.job import ACTOR, MODEL, REF, Leaves
 from autotune.verl_bridge.rules import Rule
@@ -19,15 +19,6 @@ ENGINES: Mapping[str, str] = {
     "critic": "critic.fsdp",
 }
 """Role -> section of its FSDP engine."""
-
-_TURNS_ON = (
-    "bucket_size",
-    "min_overlap_time_s",
-    "overlap_threshold",
-    "forward_prefetch_depth",
-    "backward_prefetch_depth",
-)
-
 
 PLUGIN = "autotune.verl_bridge.plugin"
 """What reads the settings; verl itself would pass over them."""
@@ -79,8 +70,8 @@ def plugin_overrides(knobs: Collection[str], leaves: Leaves) -> dict[str, object
         knobs: Names of the sweep's knobs.
         leaves: The base job.
     """
-    in_job = any(leaves.get(key, 0) for name in _TURNS_ON for key in overlap_keys(name))
-    if not in_job and not set(knobs) & set(_TURNS_ON):
+    in_job = any(leaves.get(key, 0) for name in TURNS_ON for key in overlap_keys(name))
+    if not in_job and not set(knobs) & set(TURNS_ON):
         return {}
     key = f"{MODEL}.external_lib"
     given = leaves[key]
@@ -126,7 +117,7 @@ def _name(role: str, rule: str) -> str:
 
 # verl_bridge/engine.py: plans are applied to FSDP2's units
 def _fsdp2_rule(role: str) -> Rule:
-    strategy, keys = f"{role}.strategy", [overlap_keys(name, [role])[0] for name in _TURNS_ON]
+    strategy, keys = f"{role}.strategy", [overlap_keys(name, [role])[0] for name in TURNS_ON]
 
     def check(leaves: Leaves) -> str | None:
         used = [key for key in keys if leaves.get(key, 0)]

@@ -9,6 +9,9 @@ from importlib.metadata import version
 
 from autotune.errors import TrialStartError
 
+VERL_VERSIONS = ("0.9.1",)
+"""Releases of verl whose code this package's overrides were written for."""
+
 
 def require_version(package: str, supported: Sequence[str], what: str) -> None:
     """Refuse a package of another version.
