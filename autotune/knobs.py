@@ -13,7 +13,7 @@ from enum import Enum
 from autotune.errors import BadInputError
 from autotune.verl_bridge import job
 from autotune.verl_bridge.job import ACTOR, MODEL, REF, ROLLOUT, Leaves
-from autotune.verl_bridge.overlap_rules import overlap_keys
+from autotune.verl_bridge.overlap_rules import ENGINES, overlap_keys
 from autotune.verl_bridge.rules import CRITIC_TOKENS_DEFAULT
 
 KnobValue = bool | int | float | str
@@ -489,67 +489,67 @@ _ENGINE_KNOBS = (
     ),
 )
 
-# Read by verl_bridge/engine.py when an engine is built. 0 is verl's own behaviour.
+
+def _overlap_knob(
+    name: str,
+    kind: type,
+    meaning: str,
+    unit: str,
+    roles: tuple[str, ...] = tuple(ENGINES),
+    requires: tuple[Requirement, ...] = (),
+) -> Knob:
+    """Return a setting of this package's engines, which 0 leaves as verl has it."""
+    return Knob(
+        name=name,
+        kind=kind,
+        meaning=meaning,
+        unit=unit,
+        keys=overlap_keys(name, roles),
+        low=0,
+        absent=kind(0),
+        transition=Transition.ENGINE,
+        requires=(_FSDP2, _SHARDED, *requires),
+    )
+
+
+# Read by verl_bridge/engine.py when an engine is built.
 _OVERLAP_KNOBS = (
-    Knob(
-        name="bucket_size",
-        kind=int,
-        meaning="Consecutive layers share one all-gather and one reduce-scatter until their "
-        "gathered parameters reach this size; 0: every layer has its own.",
-        unit="bytes",
-        keys=overlap_keys("bucket_size"),
-        low=0,
-        absent=0,
-        transition=Transition.ENGINE,
-        requires=(_FSDP2, _SHARDED),
+    _overlap_knob(
+        "bucket_size",
+        int,
+        "Consecutive layers share one all-gather and one reduce-scatter until their gathered "
+        "parameters reach this size; 0: every layer has its own.",
+        "bytes",
     ),
-    Knob(
-        name="min_overlap_time_s",
-        kind=float,
-        meaning="Layers share their collectives until they compute at least this long in forward; "
-        "0: no such condition.",
-        unit="s",
-        keys=overlap_keys("min_overlap_time_s"),
-        low=0.0,
-        absent=0.0,
-        transition=Transition.ENGINE,
-        requires=(_FSDP2, _SHARDED),
+    _overlap_knob(
+        "min_overlap_time_s",
+        float,
+        "Layers share their collectives until they compute at least this long in forward; 0: no "
+        "such condition.",
+        "s",
     ),
-    Knob(
-        name="overlap_threshold",
-        kind=float,
-        meaning="Units are gathered as far ahead as keeps communication below this share of the "
+    _overlap_knob(
+        "overlap_threshold",
+        float,
+        "Units are gathered as far ahead as keeps communication below this share of the "
         "computation that hides it; 0: depths are not derived.",
-        unit="ratio",
-        keys=overlap_keys("overlap_threshold"),
-        low=0.0,
-        absent=0.0,
-        transition=Transition.ENGINE,
-        requires=(_FSDP2, _SHARDED),
+        "ratio",
     ),
-    Knob(
-        name="forward_prefetch_depth",
-        kind=int,
-        meaning="Units whose parameters are gathered ahead in forward; 0: as overlap_threshold "
-        "says, or FSDP2 by itself.",
-        unit="units",
-        keys=overlap_keys("forward_prefetch_depth"),
-        low=0,
-        absent=0,
-        transition=Transition.ENGINE,
-        requires=(_FSDP2, _SHARDED),
+    _overlap_knob(
+        "forward_prefetch_depth",
+        int,
+        "Units whose parameters are gathered ahead in forward; 0: as overlap_threshold says, or "
+        "FSDP2 by itself.",
+        "units",
     ),
-    Knob(
-        name="backward_prefetch_depth",
-        kind=int,
-        meaning="Units whose parameters are gathered ahead in backward; 0: as overlap_threshold "
-        "says, or FSDP2 by itself, which is one.",
-        unit="units",
-        keys=overlap_keys("backward_prefetch_depth", (ACTOR, "critic")),
-        low=0,
-        absent=0,
-        transition=Transition.ENGINE,
-        requires=(_FSDP2, _SHARDED, _RESHARDS),
+    _overlap_knob(
+        "backward_prefetch_depth",
+        int,
+        "Units whose parameters are gathered ahead in backward; 0: as overlap_threshold says, or "
+        "FSDP2 by itself, which is one.",
+        "units",
+        (ACTOR, "critic"),
+        (_RESHARDS,),
     ),
 )
 
