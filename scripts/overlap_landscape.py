@@ -17,6 +17,7 @@ import itertools
 import json
 import os
 import statistics
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -104,7 +105,10 @@ def measure_point(
         "profiled": _profiled(update),
     }
     predicted = predict_update(
-        plan, num_micro_batches=num_micro_batches, reduces_once=point.reduces_once
+        plan,
+        num_micro_batches=num_micro_batches,
+        reduces_once=point.reduces_once,
+        overlaps=options.device == "cuda",
     )
     assert predicted is not None
     result["predicted"] = dataclasses.asdict(predicted) | {"exposed_s": predicted.exposed_s}
@@ -272,6 +276,8 @@ def _points_in(out: Path) -> set[str]:
 
 
 def _machine(options: argparse.Namespace, calibration: Any) -> dict[str, Any]:
+    from autotune.versions import versions
+
     device = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
     return {
         "device": device,
@@ -279,7 +285,8 @@ def _machine(options: argparse.Namespace, calibration: Any) -> dict[str, Any]:
         "shape": options.shape,
         "sequences": options.sequences,
         "sequence_tokens": options.sequence_tokens,
-        "torch": torch.__version__,
+        "command": " ".join(["python", *sys.argv]),
+        "versions": dict(versions()),
         "nccl_environment": {
             name: value for name, value in os.environ.items() if name.startswith("NCCL_")
         },

@@ -21,11 +21,6 @@ class Kind(str, Enum):
     OTHER = "other"
 
 
-_Key = tuple[str, Kind]
-# These end on no rank before all ranks have joined; a broadcast's root may leave early.
-_MEETINGS = (Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.ALL_REDUCE)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Collective:
     """One collective on one rank: from when the rank joins it to when it is done there."""

@@ -28,7 +28,7 @@ class UpdateTimes:
 
 
 def predict_update(
-    plan: Plan, *, num_micro_batches: int, reduces_once: bool
+    plan: Plan, *, num_micro_batches: int, reduces_once: bool, overlaps: bool = True
 ) -> UpdateTimes | None:
     """Return the times of one mini-batch; None where the plan has no calibration.
 
@@ -36,6 +36,8 @@ def predict_update(
         plan: The plan of the engine that is updated.
         num_micro_batches: Micro-batches whose gradients add up.
         reduces_once: Gradients are reduced after the last micro-batch only.
+        overlaps: Whether collectives run beside computation. On a CPU they do not: FSDP2 waits for
+            each before it goes on.
     """
     root = plan.root.times
     times = [unit.times for unit in plan.units]
@@ -48,7 +50,9 @@ def predict_update(
         _forward(streams, plan, root, known)
         _backward(streams, plan, root, known, reduces=reduces)
     return UpdateTimes(
-        step_s=max(streams.computed_until_s, streams.link_free_s),
+        step_s=max(streams.computed_until_s, streams.link_free_s)
+        if overlaps
+        else streams.compute_s + streams.communication_s,
         compute_s=streams.compute_s,
         communication_s=streams.communication_s,
     )

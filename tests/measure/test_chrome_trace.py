@@ -1,7 +1,7 @@
 """The exposed share of a recorded step, computed twice and independently.
 
-The step was recorded on two gloo ranks, once by the package and as Chrome traces at the same time.
-Run as a script, this file records it anew: ``python tests/measure/test_chrome_trace.py``.
+Steps were recorded on two and on four gloo ranks, by the package and as Chrome traces at the same
+time. Run as a script, this file records them anew: ``python tests/measure/test_chrome_trace.py``.
 """
 
 import gzip
@@ -23,26 +23,28 @@ from autotune.measure.communication import step_communication
 from autotune.measure.kineto import StepProfiler
 from autotune.measure.traces import RankTrace
 
-DATA = Path(__file__).parents[1] / "data" / "chrome_gloo_2_ranks"
-NUM_RANKS = 2
+NUMS_RANKS = (2, 4)
 NUM_LAYERS, WIDTH, NUM_ROWS = 4, 512, 256
 LATE_S = 0.05
 
 
-def recorded() -> tuple[list[RankTrace], float]:
-    """The package's own traces and the step's length in seconds."""
+def data(num_ranks: int) -> Path:
+    return Path(__file__).parents[1] / "data" / f"chrome_gloo_{num_ranks}_ranks"
+
+
+@pytest.mark.parametrize("num_ranks", NUMS_RANKS)
+def test_a_second_implementation_finds_the_same_exposed_share(num_ranks: int) -> None:
     traces = [
-        RankTrace.from_dict(json.loads((DATA / f"rank_{rank}.json").read_text()))
-        for rank in range(NUM_RANKS)
+        RankTrace.from_dict(json.loads((data(num_ranks) / f"rank_{rank}.json").read_text()))
+        for rank in range(num_ranks)
     ]
-    return traces, max(end - start for start, end in (t.window_us for t in traces)) / 1e6
-
-
-def test_a_second_implementation_finds_the_same_exposed_share() -> None:
-    traces, step_s = recorded()
+    step_s = max(end - start for start, end in (t.window_us for t in traces)) / 1e6
     values, _ = step_communication(traces, step_s=step_s, weight_sync_s=0.0)
     second = chrome_trace.exposed_comm_ratio(
-        [chrome_trace.read(DATA / f"rank_{rank}.chrome.json.gz") for rank in range(NUM_RANKS)],
+        [
+            chrome_trace.read(data(num_ranks) / f"rank_{rank}.chrome.json.gz")
+            for rank in range(num_ranks)
+        ],
         [trace.window_us for trace in traces],
         step_s * 1e6,
     )
@@ -52,12 +54,12 @@ def test_a_second_implementation_finds_the_same_exposed_share() -> None:
     assert 0.02 < second < 0.9 and overlap is not None and overlap > 0.1
 
 
-def _record(rank: int, folder: str) -> None:
+def _record(rank: int, folder: str, num_ranks: int) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=NUM_RANKS
+        "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=num_ranks
     )
-    mesh = init_device_mesh("cpu", (NUM_RANKS,))
+    mesh = init_device_mesh("cpu", (num_ranks,))
     layers = [torch.nn.Linear(WIDTH, WIDTH) for _ in range(NUM_LAYERS)]
     model = torch.nn.Sequential(*layers)
     for layer in layers:
@@ -80,13 +82,16 @@ def _record(rank: int, folder: str) -> None:
     trace = profiler.stop()
     chrome = Path(folder, f"chrome_{rank}.json")
     profiler.export(chrome)
-    DATA.mkdir(exist_ok=True)
-    (DATA / f"rank_{rank}.json").write_text(json.dumps(trace.to_dict()) + "\n")
-    (DATA / f"rank_{rank}.chrome.json.gz").write_bytes(gzip.compress(chrome.read_bytes(), mtime=0))
+    target = data(num_ranks)
+    target.mkdir(exist_ok=True)
+    (target / f"rank_{rank}.json").write_text(json.dumps(trace.to_dict()) + "\n")
+    packed = gzip.compress(chrome.read_bytes(), mtime=0)
+    (target / f"rank_{rank}.chrome.json.gz").write_bytes(packed)
     dist.barrier()
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as meeting:
-        multiprocessing.spawn(_record, args=(meeting,), nprocs=NUM_RANKS)
+    for ranks in NUMS_RANKS:
+        with tempfile.TemporaryDirectory() as meeting:
+            multiprocessing.spawn(_record, args=(meeting, ranks), nprocs=ranks)

@@ -18,6 +18,7 @@ def predict(
     at: Work | None = None,
     num_micro_batches: int = 1,
     reduces_once: bool = False,
+    overlaps: bool = True,
     **settings: object,
 ) -> UpdateTimes:
     chosen = {"calibration": CALIBRATION} | settings
@@ -27,7 +28,12 @@ def predict(
         settings=OverlapSettings(**chosen),  # type: ignore[arg-type]
         work=at or work(),
     )
-    times = predict_update(plan, num_micro_batches=num_micro_batches, reduces_once=reduces_once)
+    times = predict_update(
+        plan,
+        num_micro_batches=num_micro_batches,
+        reduces_once=reduces_once,
+        overlaps=overlaps,
+    )
     assert times is not None
     return times
 
@@ -52,6 +58,13 @@ def test_the_next_layers_all_gather_hides_behind_this_ones_computation() -> None
     times = predict(2)
     assert times.step_s == pytest.approx(0.31 + 0.71 + 0.11)
     assert times.exposed_s == pytest.approx(0.33)
+
+
+def test_collectives_that_block_hide_behind_nothing() -> None:
+    # gathers of the root and two layers, twice; backward's and forward's compute; their reductions
+    times = predict(2, overlaps=False)
+    assert times.step_s == pytest.approx(2 * 0.21 + 2 * 0.4 + 0.21)
+    assert times.exposed_s == pytest.approx(times.communication_s) == pytest.approx(0.63)
 
 
 def test_merged_layers_are_gathered_before_the_first_can_compute() -> None:

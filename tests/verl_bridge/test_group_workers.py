@@ -38,7 +38,7 @@ def test_ranks_are_numbered_node_by_node(strategy: str, num_nodes: int) -> None:
 
 
 def test_another_version_of_verl_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autotune.verl_bridge.group_workers.SUPPORTED_VERSIONS", ("0.0.1",))
+    monkeypatch.setattr("autotune.verl_bridge.group_workers.VERL_VERSIONS", ("0.0.1",))
     with pytest.raises(TrialStartError, match="verl 0.9.1 is installed; .* in 0.0.1 only"):
         with group_workers(None):
             pass
