@@ -1,4 +1,4 @@
-"""Given settings in a given order: live in one job, or each in a job of its own.
+"""Given settings in a given order: live in one job, each in a job of its own, or all at once.
 
 Runs in the driver. No search and no sweep's folder: what the trials measured is returned. It shows
 what a live job computes and costs, against cold ones that run the same settings.
@@ -30,7 +30,8 @@ class SettingRun:
     steps: tuple[StepRecord, ...]
     rank_seconds: float
     """Ranks x seconds from the end of the setting before it, or from the start of the first, to its
-    own end: what held the devices, whoever waited for what."""
+    own end: what held the devices, whoever waited for what. Of settings that ran one after another
+    only."""
 
 
 def run_live(sweep: Sweep, settings: Sequence[Setting], log_folder: Path) -> list[SettingRun]:
@@ -44,16 +45,28 @@ def run_live(sweep: Sweep, settings: Sequence[Setting], log_folder: Path) -> lis
     Raises:
         SweepError: A trial was lost.
     """
-    searcher = _InOrder(sweep, settings)
+    return _run(sweep, settings, log_folder, at_once=1)
+
+
+def run_at_once(sweep: Sweep, settings: Sequence[Setting], log_folder: Path) -> list[SettingRun]:
+    """Run settings beside one another, each in a job of its own that starts with the others; else
+    as :func:`run_live`. The cluster must have room for all."""
+    return _run(sweep, settings, log_folder, at_once=len(settings))
+
+
+def _run(
+    sweep: Sweep, settings: Sequence[Setting], log_folder: Path, *, at_once: int
+) -> list[SettingRun]:
+    searcher = _InOrder(sweep, settings, at_once)
     run_tuner(
         searcher,
         trials_of(sweep, log_folder),
-        max_concurrent=1,
+        max_concurrent=at_once,
         callbacks=[],
     )
     if len(searcher.runs) < len(settings):
         why = "the run was interrupted" if searcher.failure is None else searcher.failure
-        raise SweepError(f"Setting {len(searcher.runs)} of {len(settings)} was lost: {why}.")
+        raise SweepError(f"{len(searcher.runs)} of {len(settings)} settings ran: {why}.")
     return searcher.runs
 
 
@@ -69,26 +82,27 @@ def run_cold(sweep: Sweep, settings: Sequence[Setting], log_folder: Path) -> lis
 class _InOrder(Searcher):
     """Suggests the settings as they come and keeps what their trials report."""
 
-    def __init__(self, sweep: Sweep, settings: Sequence[Setting]) -> None:
+    def __init__(self, sweep: Sweep, settings: Sequence[Setting], at_once: int) -> None:
         super().__init__()
         self.runs: list[SettingRun] = []
         self.failure: str | None = None
         """Why there are fewer runs than settings."""
         self._sweep = sweep
         self._settings = list(settings)
+        self._at_once = at_once
         self._next = 0
-        self._live: str | None = None
-        self._steps: list[StepRecord] = []
+        self._live: dict[str, list[StepRecord]] = {}
+        """Running trial -> its steps so far."""
         self._since_s = time.monotonic()
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:  # type: ignore[override]
-        """Return the next setting, None while one runs, or FINISHED."""
-        if self._live is not None:
+        """Return the next setting, None while as many run as may, or FINISHED."""
+        if len(self._live) == self._at_once:
             return None
         if self.failure is not None or self._next == len(self._settings):
             return Searcher.FINISHED
         setting = dict(self._settings[self._next])
-        self._live, self._steps = trial_id, []
+        self._live[trial_id] = []
         number, self._next = self._next, self._next + 1
         space = self._sweep.space
         return {
@@ -100,22 +114,22 @@ class _InOrder(Searcher):
         }
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
-        self._keep_step(result)
+        self._keep_step(trial_id, result)
 
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
     ) -> None:
-        self._live = None
         if error or result is None or RECORD not in result:
-            self.failure = "its actor was lost"
+            del self._live[trial_id]
+            self.failure = "an actor was lost"
             return
-        self._keep_step(result)
+        self._keep_step(trial_id, result)
         now_s = time.monotonic()
         ranks = self._sweep.config.resources.num_ranks
         self.runs.append(
             SettingRun(
                 record=TrialRecord.from_dict(json.loads(result[RECORD])),
-                steps=tuple(self._steps),
+                steps=tuple(self._live.pop(trial_id)),
                 rank_seconds=ranks * (now_s - self._since_s),
             )
         )
@@ -127,9 +141,10 @@ class _InOrder(Searcher):
     def restore(self, checkpoint_path: str) -> None:
         """Read nothing, see :meth:`save`."""
 
-    def _keep_step(self, result: Mapping[str, Any]) -> None:
+    def _keep_step(self, trial_id: str, result: Mapping[str, Any]) -> None:
         """Keep a result's step; Tune reports the last result twice."""
+        steps = self._live[trial_id]
         if STEP_RECORD in result:
             step = StepRecord.from_dict(json.loads(result[STEP_RECORD]))
-            if step.step not in [kept.step for kept in self._steps]:
-                self._steps.append(step)
+            if step.step not in [kept.step for kept in steps]:
+                steps.append(step)

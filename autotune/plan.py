@@ -208,6 +208,7 @@ def text_of(sweep: Sweep, plan: Plan) -> str:
         f"{resources.strategy}; {cpus} CPU with its helpers; "
         f"{outline_of(sweep).steps_per_trial} steps.",
         f"At once: {sweep.config.search.max_concurrent}; `autotune doctor` says how many fit.",
+        *_company_lines(sweep),
         "First settings:",
         *(f"  {index}: {_setting_text(plan, index)}" for index in range(len(plan.first))),
         f"  the other {sweep.config.search.num_trials - len(plan.first)} depend on the results",
@@ -229,6 +230,15 @@ def text_of(sweep: Sweep, plan: Plan) -> str:
     else:
         lines.append("No code of a model's repository is run (trust_remote_code is off).")
     return "\n".join(lines)
+
+
+def _company_lines(sweep: Sweep) -> list[str]:
+    """Say what is known of trials that run beside others, where some will."""
+    if sweep.config.search.max_concurrent == 1:
+        return []
+    if not sweep.config.verify.enabled:
+        return ["  They may slow one another down: without a verification nothing will tell."]
+    return ["  They may slow one another down: the verification's jobs run alone, and tell."]
 
 
 def _memory_lines(sweep: Sweep, plan: Plan) -> list[str]:

@@ -22,6 +22,7 @@ from autotune.objective import TrialRecord, timestamp
 from autotune.report import effects
 from autotune.report.answer import Answer, LimitStatus, Verdict, gpu_seconds
 from autotune.report.answer import answer as answer_of
+from autotune.report.beside import disturbance_line
 from autotune.report.by_itself import without_effect
 from autotune.report.calibration_text import calibration_text
 from autotune.report.domain_ends import domain_end_lines
@@ -193,6 +194,7 @@ def _context(data: SweepData, answer: Answer) -> dict[str, Any]:
         "gpu_word": gpu_word(data),
         "written_at": moment_text(timestamp()),
         "span": _span(data),
+        "disturbance": disturbance_line(data),
         "css": _raw(_file("page.css")),
         "script": _raw(_file("page.js")),
         "plotly_js": _raw(get_plotlyjs()),

@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from autotune.report.answer import Answer, Gain, LimitStatus, Verdict
+from autotune.report.beside import disturbance_line
 from autotune.report.domain_ends import domain_end_lines
 from autotune.report.jobs import recovered_lines, repeated_lines, startup_line
 from autotune.report.proof import begun_jobs, begun_line
@@ -68,9 +69,8 @@ def summary_text(answer: Answer, data: SweepData) -> str:
         lines += ["Constraints:", *(f"  {limit_text(limit)}" for limit in answer.limits)]
         lines.append(binding_text(answer))
     lines += _time_lines(answer, data) + _job_lines(data) + _failure_lines(data)
-    begun = begun_line(data)
-    next_line = next_text(answer, data)
-    return "\n".join([*lines, *([begun] if begun else []), *([next_line] if next_line else [])])
+    last = (disturbance_line(data), begun_line(data), next_text(answer, data))
+    return "\n".join([*lines, *(line for line in last if line)])
 
 
 def next_text(answer: Answer, data: SweepData) -> str:
