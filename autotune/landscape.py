@@ -271,6 +271,17 @@ def landscape_of(
     )
 
 
+def json_text(content: Mapping[str, Any], *, rows: str) -> str:
+    """Return a JSON object with a line for each field, and one for each element of ``rows``."""
+    fields = [
+        f" {json.dumps(name)}: {json.dumps(value)}"
+        for name, value in content.items()
+        if name != rows
+    ]
+    lines = ",\n".join(f"  {json.dumps(row)}" for row in content[rows])
+    return "{\n" + ",\n".join([*fields, f" {json.dumps(rows)}: [\n{lines}\n ]"]) + "\n}\n"
+
+
 def _measured(record: TrialRecord) -> dict[str, float]:
     return {name: value for name, value in record.metrics.items() if value is not None}
 

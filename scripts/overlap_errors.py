@@ -6,7 +6,7 @@ points, and each point's own numbers in seconds. Communication is the union of a
 without waiting for later ranks, compute the union of its operators or kernels, both in the profiled
 mini-batch; the step is the median of those that were timed.
 
-    python scripts/overlap_errors.py landscape.jsonl --out landscapes/overlap_2_gloo_ranks.json
+    python scripts/overlap_errors.py landscape.jsonl --out landscapes/overlap/gloo_2_ranks.json
 """
 
 import argparse
@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+from autotune.landscape import json_text
 
 QUANTITIES = ("communication_s", "compute_s", "step_s")
 DIGITS = 4
@@ -57,17 +59,6 @@ def _rounded(value: float) -> float:
     return float(f"{value:.{DIGITS}g}")
 
 
-def text(content: Mapping[str, Any]) -> str:
-    """Return the summary as JSON, one line for each field and each point."""
-    head = [
-        f" {json.dumps(name)}: {json.dumps(value)}"
-        for name, value in content.items()
-        if name != "points"
-    ]
-    points = ",\n".join(f"  {json.dumps(point)}" for point in content["points"])
-    return "{\n" + ",\n".join(head) + f',\n "points": [\n{points}\n ]\n}}\n'
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("landscape", type=Path, help="what overlap_landscape.py wrote")
@@ -75,7 +66,7 @@ def main() -> None:
     options = parser.parse_args()
     lines = options.landscape.read_text(encoding="utf-8").splitlines()
     content = summary([json.loads(line) for line in lines])
-    options.out.write_text(text(content), encoding="utf-8")
+    options.out.write_text(json_text(content, rows="points"), encoding="utf-8")
     for name, error in content["median_error_ratio"].items():
         print(f"{name}: median error {100 * error:.1f} % over {content['num_points']} points")
 

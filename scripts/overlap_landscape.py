@@ -111,7 +111,7 @@ def measure_point(
         overlaps=options.device == "cuda",
     )
     assert predicted is not None
-    result["predicted"] = dataclasses.asdict(predicted) | {"exposed_s": predicted.exposed_s}
+    result["predicted"] = dataclasses.asdict(predicted)
     return result
 
 

@@ -5,6 +5,7 @@ what it behaves like, not what is plugged in: a ring over several network cards 
 them together.
 """
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -90,6 +91,38 @@ def bus_bytes_per_s(calibration: Calibration) -> float | None:
     if ranks == 1:
         return None
     return calibration.all_gather.bandwidth_bytes_per_s * (ranks - 1) / ranks
+
+
+def at_world_size(calibration: Calibration, world_size: int) -> Calibration:
+    """Return what more or fewer ranks on links of the same kind would reach.
+
+    A ring's links move as much whatever its length, so that a message of n bytes, of which each
+    link passes (ranks - 1) / ranks, takes that part of the time; it takes ranks - 1 rounds, each
+    with the latency of one. Devices stay as they are.
+
+    Args:
+        calibration: Measured with at least two ranks.
+        world_size: Ranks to predict for, at least two.
+    """
+    ranks = calibration.world_size
+    if min(ranks, world_size) < 2:
+        raise ValueError(f"no link between {ranks} ranks tells of one between {world_size}")
+    rounds = (world_size - 1) / (ranks - 1)
+    passed = rounds * ranks / world_size
+
+    def scaled(cost: CollectiveCost) -> CollectiveCost:
+        return CollectiveCost(
+            latency_s=cost.latency_s * rounds,
+            bandwidth_bytes_per_s=cost.bandwidth_bytes_per_s / passed,
+        )
+
+    return dataclasses.replace(
+        calibration,
+        world_size=world_size,
+        all_gather=scaled(calibration.all_gather),
+        reduce_scatter=scaled(calibration.reduce_scatter),
+        all_reduce=scaled(calibration.all_reduce),
+    )
 
 
 def link_class(calibration: Calibration, *, num_nodes: int, device: str) -> LinkClass | None:

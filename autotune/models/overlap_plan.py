@@ -61,6 +61,8 @@ class UnitTimes:
     forward_s: float
     backward_s: float
     """With recomputation; 0 without a backward pass."""
+    device_s: float
+    """What of both the device computes; the rest it waits for launches."""
     all_gather_s: float
     """One all-gather."""
     backward_all_gather_s: float
@@ -181,6 +183,7 @@ class _Clock:
         return UnitTimes(
             forward_s=self.forward_s(layers),
             backward_s=self._backward_s(layers),
+            device_s=self._device_s(layers),
             all_gather_s=all_gather_s,
             backward_all_gather_s=all_gather_s if self.work.trains and self.work.reshards else 0.0,
             reduce_scatter_s=self.calibration.reduce_scatter.time_s(reduced) if reduced else 0.0,
@@ -193,9 +196,18 @@ class _Clock:
         backward = sum(
             self._compute_s(layer, layer.backward_flops_per_token, 2) for layer in layers
         )
+        return backward + self.forward_s(self._recomputed(layers))
+
+    def _device_s(self, layers: Sequence[Layer]) -> float:
+        flops = sum(layer.forward_flops_per_token for layer in layers)
+        if self.work.trains:
+            flops += sum(layer.backward_flops_per_token for layer in layers)
+            flops += sum(layer.forward_flops_per_token for layer in self._recomputed(layers))
+        return flops * self.work.tokens / self.flops_per_s
+
+    def _recomputed(self, layers: Sequence[Layer]) -> Sequence[Layer]:
         # Only layers of a stack are recomputed: the root and the embeddings are not checkpointed.
-        recomputed = [layer for layer in layers if layer.stack] if self.work.recomputes else []
-        return backward + self.forward_s(recomputed)
+        return [layer for layer in layers if layer.stack] if self.work.recomputes else []
 
     def _compute_s(self, layer: Layer, flops_per_token: float, passes: int) -> float:
         """Return what the device needs, or the host to launch it, whichever is longer."""

@@ -7,6 +7,7 @@ import pytest
 from autotune.models.calibration import Calibration, CollectiveCost
 from autotune.models.links import (
     Scenario,
+    at_world_size,
     bus_bytes_per_s,
     fit,
     fit_error_ratio,
@@ -98,3 +99,25 @@ def test_the_tokens_that_hide_a_gather_do_not_depend_on_the_layer() -> None:
     assert hiding_tokens(calibration(300e9), dtype="bfloat16") == 2000
     assert hiding_tokens(calibration(300e9), dtype="float32") is None
     assert hiding_tokens(calibration(300e9, world_size=1), dtype="bfloat16") is None
+
+
+def test_more_ranks_keep_what_a_link_moves_and_pay_a_round_of_latency_each() -> None:
+    two = calibration(100e9)
+    eight = at_world_size(two, 8)
+    # a link passed 1/2 of the message, and passes 7/8 of it
+    assert eight.all_gather.bandwidth_bytes_per_s == pytest.approx(100e9 * (1 / 2) / (7 / 8))
+    assert bus_bytes_per_s(eight) == pytest.approx(bus_bytes_per_s(two))
+    assert eight.reduce_scatter.latency_s == pytest.approx(7 * 20e-6)
+    assert (eight.world_size, eight.flops_per_s) == (8, two.flops_per_s)
+
+
+def test_the_way_back_gives_the_constants_that_were_measured() -> None:
+    two = calibration(100e9)
+    back = at_world_size(at_world_size(two, 8), 2)
+    assert back.all_reduce.latency_s == pytest.approx(two.all_reduce.latency_s)
+    assert back.all_reduce.bandwidth_bytes_per_s == pytest.approx(100e9)
+
+
+def test_one_rank_has_no_link_to_tell_of() -> None:
+    with pytest.raises(ValueError, match="no link between 1 ranks"):
+        at_world_size(calibration(100e9, world_size=1), 8)

@@ -67,6 +67,20 @@ def test_collectives_that_block_hide_behind_nothing() -> None:
     assert times.exposed_s == pytest.approx(times.communication_s) == pytest.approx(0.63)
 
 
+def test_where_launching_takes_long_the_device_hides_little() -> None:
+    # 0.02 s a kernel: a layer takes 0.2 s in forward and 0.6 s in backward instead of 0.1 and 0.3,
+    # the root 0.02 s and 0.04 s
+    times = predict(2, calibration=calibration(launch_overhead_s=0.02))
+    assert times.compute_s == pytest.approx(2 * 0.4)
+    busy_s = 2 * 0.8 + 0.06
+    # root and first gather; root and, behind the root's backward, the last layer's; reductions
+    stalled_s = 0.11 + 0.01 + (0.1 - 0.04) + 0.11
+    assert times.step_s == pytest.approx(busy_s + stalled_s)
+    assert times.communication_s == pytest.approx(0.63)
+    hidden_s = (0.63 - stalled_s) * 0.8 / busy_s
+    assert times.exposed_s == pytest.approx(0.63 - hidden_s)
+
+
 def test_merged_layers_are_gathered_before_the_first_can_compute() -> None:
     # 0.01 + 0.2 + 0.2; 0.01 + 0.2 + 0.6; 0.2 + 0.01
     assert predict(2, bucket_size=200 * MB).step_s == pytest.approx(0.41 + 0.81 + 0.21)
