@@ -19,10 +19,15 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "search_spaces"
 SCENARIOS = [f"qwen2.5-7b_ppo_8xgpu_{scenario.value}" for scenario in Scenario]
-SMALL = {"qwen2.5-0.5b_ppo_2xh200": "0.5B", "qwen2.5-1.5b_ppo_2xh200": "1.5B"}
+RANDOM = {
+    "qwen2.5-0.5b_ppo_2xh200": "0.5B",
+    "qwen2.5-1.5b_ppo_2xh200": "1.5B",
+    "qwen2.5-7b_ppo_8xh200": "7B",
+}
+"""Search spaces of random models -> the model's size."""
 CPU = ["quickstart_cpu", "smollm2_135m_cpu"]
 ONE_GPU = "qwen2.5-0.5b_grpo_1xh200"
-PPO = [*SCENARIOS, *SMALL]
+PPO = [*SCENARIOS, *RANDOM]
 
 
 class Files:
@@ -35,7 +40,7 @@ class Files:
         self._add_model("Qwen/Qwen2.5-7B-Instruct", sizes["7B"])
         for name, size in {"tiny": "tiny", "smollm2": "tiny"}.items():
             self._add_demo(name, sizes[size])
-        for size in SMALL.values():
+        for size in RANDOM.values():
             self._add_demo(f"qwen2.5-{size.lower()}", sizes[size])
 
     def _add_demo(self, name: str, shape: object) -> None:
