@@ -110,6 +110,33 @@ class Landscape:
         noise = {name: rng.standard_normal() * self.relative_noise.get(name, 0.0) for name in run}
         return {name: value * max(1 + noise[name], 0.0) for name, value in run.items()}
 
+    def to_dict(self, metrics: Sequence[str]) -> dict[str, Any]:
+        """Return the content of a landscape file.
+
+        Args:
+            metrics: Those to keep; one that a measurement lacks is in no row.
+        """
+        runs = [run for row in self.rows for run in row.repetitions]
+        kept = [name for name in metrics if all(name in run for run in runs)]
+        return {
+            "name": self.name,
+            "origin": self.origin,
+            "objective": self.objective,
+            "constraints": {limit.metric: limit.max for limit in self.constraints},
+            "relative_noise": dict(self.relative_noise),
+            "baseline": list(self.baseline.values()),
+            "knobs": list(self.baseline),
+            "metrics": kept,
+            "rows": [
+                [
+                    [row.setting[name] for name in self.baseline],
+                    row.state.value,
+                    [[run[name] for name in kept] for run in row.repetitions],
+                ]
+                for row in self.rows
+            ],
+        }
+
     def trial(self, suggestion: Mapping[str, Any], seed: int) -> TrialRecord:
         """Return the record of a suggested trial.
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from autotune.errors import BadInputError
-from autotune.landscape import LandscapeSpace, landscape_of, read_landscape
+from autotune.landscape import LandscapeSpace, json_text, landscape_of, read_landscape
 from autotune.objective import TrialState
 
 FOLDER = Path(__file__).parents[1] / "landscapes"
@@ -47,6 +47,15 @@ def test_the_optimum_is_the_best_feasible_mean(tmp_path: Path) -> None:
     assert landscape.optimum == 21.0
     assert not landscape.is_feasible({MICRO: 4, RESHARD: False})
     assert not landscape.is_feasible({MICRO: 16, RESHARD: True})
+
+
+def test_a_landscape_is_read_as_it_was_written(tmp_path: Path) -> None:
+    landscape = read_landscape(write(tmp_path / "a.json"))
+    text = json_text(landscape.to_dict([THROUGHPUT, "peak_memory_ratio", "kl_std"]), rows="rows")
+    (tmp_path / "b.json").write_text(text)
+    assert read_landscape(tmp_path / "b.json") == landscape
+    # eight fields before the rows, four rows, brackets around both
+    assert len(text.splitlines()) == 8 + 4 + 4
 
 
 def test_equal_seeds_draw_equal_trials_and_others_differ(tmp_path: Path) -> None:
