@@ -19,7 +19,7 @@ from typing import Any
 
 from autotune.config import Sweep, load_sweep
 from autotune.in_order import SettingRun, run_at_once
-from autotune.measure.disturbance import disturbance
+from autotune.measure.at_once import disturbance
 from autotune.objective import TrialState, is_maximised
 from autotune.report.beside import disturbance_text
 from autotune.store import write_atomic

@@ -131,6 +131,8 @@ class DemoSettings:
     """Key of :data:`SIZES`."""
     seed: int = 0
     """Seed of the weights and the questions."""
+    with_weights: bool = True
+    """Whether the model has its weights; without them a sweep file can be checked, not run."""
 
 
 def digest(scripts: Sequence[Path], settings: object) -> str:
@@ -223,7 +225,8 @@ def write_model(folder: Path, settings: DemoSettings) -> None:
     vocabulary = _vocabulary(shape.vocabulary)
     _write_tokenizer(folder, vocabulary)
     _write_config(folder, shape, vocabulary, _MAX_POSITIONS.get(settings.size, 32768))
-    _write_weights(folder, shape, len(vocabulary), settings.seed)
+    if settings.with_weights:
+        _write_weights(folder, shape, len(vocabulary), settings.seed)
 
 
 def _vocabulary(num_tokens: int | None) -> dict[str, int]:
@@ -350,9 +353,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Make a random model, data and a reward.")
     parser.add_argument("--size", choices=SIZES, default="tiny", help="shape of the model")
     parser.add_argument("--out", type=Path, default=Path("demo/tiny"), help="folder to make")
+    parser.add_argument(
+        "--without-weights", action="store_true", help="enough to check a sweep file"
+    )
     options = parser.parse_args()
     out: Path = options.out
-    settings = DemoSettings(size=options.size)
+    settings = DemoSettings(size=options.size, with_weights=not options.without_weights)
     made_from = digest([Path(__file__)], settings)
     if is_made(out, made_from):
         print(f"{out} is up to date")

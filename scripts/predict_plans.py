@@ -1,10 +1,10 @@
 """What do overlap plans gain at another number of GPUs? Predicted from what two of them measured.
 
 Needs no GPU and no Ray. Links and devices come from a calibration (``autotune calibrate`` keeps
-it), or from a landscape of plain FSDP2 as in landscapes/overlap/2xh200_fsdp2_1.5b.json: bandwidth and
-FLOP/s from each link's largest micro-batch, launches from the quickest one of a device that idles;
-its other points are predicted and held against what was measured. A link is taken to move as much
-a second whatever the number of ranks. Predicted is an actor's update of the 7B search spaces.
+it), or from a landscape of plain FSDP2 as in landscapes/overlap/2xh200_fsdp2_1.5b.json: bandwidth
+and FLOP/s from each link's largest micro-batch, launches from the quickest one of a device that
+idles; its other points are predicted and held against what was measured. A link is taken to move as
+much a second whatever the number of ranks. Predicted is an actor's update of the 7B search spaces.
 
     python scripts/predict_plans.py --out landscapes/overlap/predicted_8xh200_7b.json
 """

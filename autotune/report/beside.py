@@ -9,7 +9,7 @@ rule: it starts together with the first of the other trials.
 from collections.abc import Sequence
 from datetime import datetime
 
-from autotune.measure.disturbance import Disturbance, disturbance
+from autotune.measure.at_once import Disturbance, disturbance
 from autotune.measure.intervals import intersect, length, merge
 from autotune.objective import Start, TrialRecord, is_maximised
 from autotune.report.reading import SweepData

@@ -25,32 +25,15 @@ sweep="$(realpath "$2")"
 shift 2
 results="${RESULTS:+$(realpath -m "${RESULTS:-.}")}"
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
-site="${SITE:-$HOME/autotune_site}"
-python="${PYTHON:-python3}"
 cd "$root"
-
-# The packages: once for each bundle. A part that is missing is the installer's to say.
-stamp="$(cat "$bundle"/site.sha256 2>/dev/null || echo unsummed)"
-if [[ "$(cat "$site/bundle.stamp" 2>/dev/null)" != "$stamp" ]]; then
-  PYTHON="$python" bash "$bundle/install_bundle.sh" "$bundle" "$site"
-  echo "$stamp" >"$site/bundle.stamp"
-fi
-source "$site/env.sh"
-
-# This package, as installed: verl finds its plug-ins through the package's metadata. What an earlier
-# build left would be installed too, modules included that are no more.
-rm -rf "$root/build"
-"$python" -m pip install --quiet --no-index --no-deps --no-build-isolation --no-compile --upgrade \
-  --target "$site" "$root"
+source scripts/gpu/environment.sh
 
 # The random models that the sweep file names, if they are ours.
-if grep -q 'demo/tiny' "$sweep"; then
-  "$python" scripts/make_demo_assets.py --out demo/tiny
-fi
 while read -r folder; do
-  size="${folder##*-}"
+  name="${folder##*/}"
+  size="${name#qwen2.5-}"
   "$python" scripts/make_demo_assets.py --size "${size/b/B}" --out "$folder"
-done < <(grep -oE 'demo/qwen2\.5-[0-9.]+b' "$sweep" | sort -u)
+done < <(grep -oE 'demo/(tiny|qwen2\.5-[0-9.]+b)' "$sweep" | sort -u)
 
 pack_results() {
   [[ -n "$results" && -d sweeps ]] || return 0

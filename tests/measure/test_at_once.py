@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from autotune.measure.disturbance import disturbance
+from autotune.measure.at_once import disturbance
 from autotune.measure.stats import pooled_spread
 
 
