@@ -159,6 +159,7 @@ def _context(data: SweepData, answer: Answer) -> dict[str, Any]:
         "fidelity": fidelity_note(answer.fidelity),
         "verdict": answer.verdict.value.replace("_", " "),
         "tone": TONES[answer.verdict],
+        "is_worse": answer.verdict is Verdict.WORSE,
         "interval": interval_of(answer),
         "gauges": [gauge_of(limit, answer.binding) for limit in answer.limits],
         "binding": binding_text(answer) if answer.limits else "",

@@ -35,7 +35,7 @@ STEP_TIME = ("throughput_tokens_per_s_per_gpu", "step_s")
 CLAIMS = {
     Verdict.PROVEN: "Proven: measured again against the baseline in fresh jobs.",
     Verdict.NOT_PROVEN: "Not proven: measured again, and the interval leaves it open.",
-    Verdict.WORSE: "Worse: measured again, and not as good as the baseline.",
+    Verdict.WORSE: "Worse: measured again, and not as good as the baseline: change nothing.",
     Verdict.NOT_VERIFIED: "Not verified: the best of many, not yet compared in fresh jobs.",
     Verdict.BASELINE_IS_BEST: "Nothing to change: no feasible trial beats the baseline.",
     Verdict.NOTHING_FEASIBLE: "No trial is feasible.",
@@ -210,7 +210,8 @@ def _headline(answer: Answer, data: SweepData) -> list[str]:
             CLAIMS[answer.verdict],
             f"Least infeasible: trial {shown.number}, {answer.objective} {value} [{knobs}]",
         ]
-    line = f"Winner: trial {shown.number}, {answer.objective} {value}"
+    title = "Best of the sweep" if answer.verdict is Verdict.WORSE else "Winner"
+    line = f"{title}: trial {shown.number}, {answer.objective} {value}"
     repeated = [text] if (text := repetitions_line(answer)) else []
     if answer.verdict is Verdict.BASELINE_IS_BEST:
         return [f"{line}: the baseline itself.", *repeated, CLAIMS[answer.verdict]]
@@ -224,7 +225,7 @@ def _headline(answer: Answer, data: SweepData) -> list[str]:
         if answer.sweep_gain is not None:
             ratio = f", {ratio_text(answer.sweep_gain.ratio)} times"
         in_sweep = [f"In the sweep's own jobs: {value}, baseline {own}{ratio}. {TWO_KINDS_OF_JOBS}"]
-        line = f"Winner: trial {shown.number}, {answer.gain.metric} "
+        line = f"{title}: trial {shown.number}, {answer.gain.metric} "
         line += format_value(answer.gain.metric, answer.gain.winner)
     return [
         f"{line}, {gain_text(answer.gain)}.",
@@ -262,7 +263,7 @@ def _change_lines(answer: Answer) -> list[str]:
         return []
     width = max(len(change.knob) for change in answer.changes)
     return [
-        "Change:",
+        "It changed:" if answer.verdict is Verdict.WORSE else "Change:",
         *(
             f"  {change.knob:<{width}}  {knob_text(change.was)} -> {knob_text(change.now)}"
             for change in answer.changes

@@ -16,6 +16,7 @@ from test_answer import verification
 
 from autotune.objective import TrialRecord, TrialState
 from autotune.report.answer import answer
+from autotune.report.page import report_page
 from autotune.report.summary import next_step, summary_text
 from autotune.verification import Decision, VerifyJob
 
@@ -149,6 +150,16 @@ def test_the_last_line_says_what_brings_the_winner_into_production(
     assert said in lines[-1]
     running = text_of(records, verification=proof, exported=exported, is_running=True)
     assert (said in running.splitlines()[-1]) is (exported == 1)
+
+
+def test_a_setting_that_is_worse_is_no_winner_and_nothing_to_change() -> None:
+    proof = verification(Decision.WORSE, 0.7, 0.9)
+    data = sweep_data([trial(0), trial(1, 150.0)], verification=proof, exported=None)
+    text, page = summary_text(answer(data), data), report_page(data, answer(data))
+    assert "Best of the sweep: trial 1" in text and "change nothing." in text
+    assert "Winner" not in text and "\nChange:" not in text
+    assert "What trial 1 changed" in page and "What to change" not in page
+    assert "Trial 1 against baseline" in page and next_step(answer(data), data) is None
 
 
 @pytest.mark.parametrize("trials", [[], [failed(0)], [trial(0)], [trial(0), trial(1, 50.0)]])
