@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from autotune.knobs import KnobValue
 from autotune.objective import TrialRecord, TrialState, repetitions
-from autotune.report.answer import Answer, step_interval
+from autotune.report.answer import Answer
+from autotune.report.gain import step_interval
 from autotune.report.reading import SweepData
 from autotune.report.text import ratio_text
 

@@ -15,7 +15,8 @@ from autotune.config import to_yaml
 from autotune.errors import BadInputError
 from autotune.metrics import METRICS, PHASES
 from autotune.objective import TrialRecord
-from autotune.report.answer import Gain, answer, gain
+from autotune.report.answer import answer
+from autotune.report.gain import Gain, gain
 from autotune.report.reading import SweepData, read_sweep
 
 _IDENTITY = ("name", "output_dir")

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from autotune.objective import StepRecord, TrialRecord
 from autotune.redaction import redact
-from autotune.report.answer import Change, Gain, Verdict, answer, changes, gain
+from autotune.report.answer import Change, Verdict, answer, changes
+from autotune.report.gain import Gain, gain
 from autotune.report.reading import SweepData
 from autotune.report.text import outcome
 

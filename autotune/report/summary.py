@@ -9,9 +9,10 @@ import shlex
 from collections import Counter
 from dataclasses import dataclass
 
-from autotune.report.answer import Answer, Gain, LimitStatus, Verdict
+from autotune.report.answer import Answer, LimitStatus, Verdict
 from autotune.report.beside import disturbance_line
 from autotune.report.domain_ends import domain_end_lines
+from autotune.report.gain import Gain
 from autotune.report.jobs import recovered_lines, repeated_lines, startup_line
 from autotune.report.proof import begun_jobs, begun_line
 from autotune.report.reading import SweepData

@@ -8,14 +8,13 @@ from report_cases import (
     MICRO,
     THROUGHPUT,
     failed,
-    measured,
     sweep_data,
     trial,
     two_objectives,
 )
 
 from autotune.objective import TrialState
-from autotune.report.answer import Change, Verdict, answer, gpu_seconds, step_interval
+from autotune.report.answer import Change, Verdict, answer, gpu_seconds
 from autotune.verification import (
     CandidateResult,
     ConstraintCheck,
@@ -32,48 +31,6 @@ def test_the_best_feasible_trial_wins_by_its_ratio_to_the_baseline() -> None:
     assert found.winner is not None and found.winner.number == 1
     assert found.gain is not None and found.gain.ratio == 1.5
     assert found.verdict is Verdict.NOT_VERIFIED
-
-
-def test_the_interval_comes_from_measured_steps_only() -> None:
-    steps = {0: measured(0, [100.0, 100.0, 100.0]), 1: measured(1, [150.0, 150.0])}
-    found = answer(sweep_data([trial(0), trial(1, 150.0)], steps)).gain
-    assert found is not None and (found.low, found.high) == (1.5, 1.5)
-
-
-def test_the_interval_holds_the_true_ratio_and_narrows_with_more_steps() -> None:
-    noisy = [95.0, 104.0, 98.0, 101.0, 103.0, 97.0]
-    few = step_interval(measured(1, noisy), measured(0, noisy[::-1]), objective=THROUGHPUT)
-    many = step_interval(measured(1, noisy * 9), measured(0, noisy * 9), objective=THROUGHPUT)
-    assert few is not None and many is not None
-    assert few[0] < many[0] < 1 < many[1] < few[1]
-
-
-def test_a_time_that_is_halved_is_a_gain_of_two() -> None:
-    interval = step_interval(
-        measured(1, [200.0, 200.0]), measured(0, [100.0, 100.0]), objective="step_s"
-    )
-    assert interval == (2.0, 2.0)
-
-
-@pytest.mark.parametrize("throughputs", [[], [150.0]])
-def test_a_single_step_gives_no_interval(throughputs: list[float]) -> None:
-    baseline = measured(0, [100.0, 100.0])
-    assert step_interval(measured(1, throughputs), baseline, objective=THROUGHPUT) is None
-
-
-def test_an_objective_that_no_single_step_holds_gives_no_interval() -> None:
-    steps = measured(0, [100.0, 100.0])
-    assert step_interval(steps, steps, objective="kl_std") is None
-
-
-def test_steps_of_an_attempt_that_was_lost_do_not_count() -> None:
-    lost = measured(0, [1.0, 1.0])
-    last = [
-        step.from_dict({**step.to_dict(), "attempt": 1}) for step in measured(0, [100.0, 100.0])
-    ]
-    steps = {0: [*lost, *last], 1: measured(1, [150.0, 150.0])}
-    found = answer(sweep_data([trial(0), trial(1, 150.0)], steps)).gain
-    assert found is not None and found.low == 1.5
 
 
 def test_the_constraint_that_refused_most_better_trials_binds() -> None:
