@@ -5,6 +5,7 @@ so that ``--help`` answers at once.
 """
 
 import argparse
+import dataclasses
 
 from autotune.commands.arguments import add_dashboard
 from autotune.errors import ExitCode, SweepError
@@ -40,8 +41,12 @@ def run(options: argparse.Namespace) -> ExitCode:
     print(f"{attempt.submission_id}: {attempt.describe()}")
     try:
         with fetched(jobs.published(attempt.sweep_id)) as folder:
-            data = read_sweep(folder)
-            print(summary_text(answer(data), data))
+            # A copy tells neither whether the sweep runs nor where it lies.
+            data = dataclasses.replace(read_sweep(folder), is_running=not attempt.is_over)
+            found = answer(data)
+            print(summary_text(found, data, with_next=False))
+            if found.production is not None:
+                print(f"best.yaml lies in {attempt.folder}; `autotune fetch` brings it here.")
     except SweepError as error:
         print(f"No results yet: {error}")
     return ExitCode.DONE

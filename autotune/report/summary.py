@@ -58,8 +58,14 @@ class NextStep:
     command: str
 
 
-def summary_text(answer: Answer, data: SweepData) -> str:
-    """Return the answer in lines that read from the top down."""
+def summary_text(answer: Answer, data: SweepData, *, with_next: bool = True) -> str:
+    """Return the answer in lines that read from the top down.
+
+    Args:
+        answer: Of ``data``.
+        data: The sweep.
+        with_next: Whether the last line names what follows, by commands for the sweep's folder.
+    """
     lines = [counts_line(answer, data)]
     note = fidelity_note(answer.fidelity)
     if note:
@@ -70,7 +76,8 @@ def summary_text(answer: Answer, data: SweepData) -> str:
         lines += ["Constraints:", *(f"  {limit_text(limit)}" for limit in answer.limits)]
         lines.append(binding_text(answer))
     lines += _time_lines(answer, data) + _job_lines(data) + _failure_lines(data)
-    last = (disturbance_line(data), begun_line(data), next_text(answer, data))
+    last = [disturbance_line(data), begun_line(data)]
+    last += [next_text(answer, data)] if with_next else []
     return "\n".join([*lines, *(line for line in last if line)])
 
 

@@ -148,6 +148,8 @@ def test_the_last_line_says_what_brings_the_winner_into_production(
     records = [trial(0), trial(1, 150.0), trial(2, 140.0)]
     lines = text_of(records, verification=proof, exported=exported).splitlines()
     assert said in lines[-1]
+    data = sweep_data(records, verification=proof, exported=exported)
+    assert "/sweeps/demo" not in summary_text(answer(data), data, with_next=False)
     running = text_of(records, verification=proof, exported=exported, is_running=True)
     assert (said in running.splitlines()[-1]) is (exported == 1)
 
