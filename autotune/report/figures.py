@@ -4,7 +4,7 @@ Runs in whatever process reports. Each function draws what others computed and r
 there is nothing to draw.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -81,19 +81,14 @@ def front_figure(data: SweepData, answer: Answer) -> go.Figure | None:
     ]
     if not records:
         return None
-    figure = go.Figure()
-    for name, shown in by_mark(records):
-        figure.add_trace(
-            points(
-                [_scale(other) * (record.value(other) or 0.0) for record in shown],
-                [record.value(answer.objective) for record in shown],
-                name=name,
-                hover=[hover(data, answer, record, other) for record in shown],
-            )
-        )
+
+    def place(record: TrialRecord) -> float:
+        return _scale(other) * (record.value(other) or 0.0)
+
+    figure = go.Figure(_trial_points(data, answer, records, place, metric=other))
     figure.add_trace(
         go.Scatter(
-            x=[_scale(other) * (record.value(other) or 0.0) for record in answer.front],
+            x=[place(record) for record in answer.front],
             y=[record.value(answer.objective) for record in answer.front],
             name="Pareto front",
             mode="lines",
@@ -111,16 +106,7 @@ def convergence_figure(data: SweepData, answer: Answer) -> go.Figure | None:
     records = [record for record in data.trials if record.value(answer.objective) is not None]
     if not records:
         return None
-    figure = go.Figure()
-    for name, shown in by_mark(records):
-        figure.add_trace(
-            points(
-                [record.number for record in shown],
-                [record.value(answer.objective) for record in shown],
-                name=name,
-                hover=[hover(data, answer, record) for record in shown],
-            )
-        )
+    figure = go.Figure(_trial_points(data, answer, records, lambda record: record.number))
     best = best_so_far(data.trials, answer.objective)
     if best:
         figure.add_trace(
@@ -281,23 +267,18 @@ def _limit_traces(
 ) -> list[go.Scatter]:
     scale = _scale(constraint.metric)
     cap = constraint.max * CLIP
-    traces = []
-    for name, shown in by_mark(records):
-        placed = [record for record in shown if record.value(constraint.metric) is not None]
-        traces.append(
-            points(
-                [min(record.value(constraint.metric) or 0.0, cap) * scale for record in placed],
-                [record.value(answer.objective) for record in placed],
-                name=name,
-                hover=[hover(data, answer, record, constraint.metric) for record in placed],
-            )
-        )
+    metric = constraint.metric
+
+    def place(record: TrialRecord) -> float:
+        return min(record.value(metric) or 0.0, cap) * scale
+
+    placed = [record for record in records if record.value(metric) is not None]
+    traces = _trial_points(data, answer, placed, place, metric=metric)
     for name, record, color, symbol in _landmarks(answer):
-        value = record.value(constraint.metric)
-        if value is not None:
+        if record.value(metric) is not None:
             traces.append(
                 go.Scatter(
-                    x=[min(value, cap) * scale],
+                    x=[place(record)],
                     y=[record.value(answer.objective)],
                     name=name,
                     mode="markers",
@@ -309,6 +290,34 @@ def _limit_traces(
                 )
             )
     return traces
+
+
+def _trial_points(
+    data: SweepData,
+    answer: Answer,
+    records: Sequence[TrialRecord],
+    place: Callable[[TrialRecord], float],
+    *,
+    metric: str | None = None,
+) -> list[go.Scatter]:
+    """Return trials by outcome, their objective over where they are placed.
+
+    Args:
+        data: The sweep.
+        answer: Of ``data``.
+        records: Trials with a value of the objective.
+        place: Trial -> its place on the horizontal axis.
+        metric: Another one that a point names when it is pointed at.
+    """
+    return [
+        points(
+            [place(record) for record in shown],
+            [record.value(answer.objective) for record in shown],
+            name=name,
+            hover=[hover(data, answer, record, metric) for record in shown],
+        )
+        for name, shown in by_mark(records)
+    ]
 
 
 def _step_trace(steps: Sequence[StepRecord], key: str, name: str, color: str) -> go.Scatter:
