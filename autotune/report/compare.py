@@ -13,7 +13,7 @@ import yaml
 
 from autotune.config import to_yaml
 from autotune.errors import BadInputError
-from autotune.metrics import METRICS, PHASES
+from autotune.metrics import DETAILS, METRICS
 from autotune.objective import TrialRecord
 from autotune.report.answer import answer
 from autotune.report.gain import Gain, gain
@@ -67,7 +67,7 @@ class Comparison:
     settings: tuple[Difference, ...]
     """Knobs with different values."""
     metrics: tuple[MetricPair, ...]
-    """All metrics of either side, in the catalogue's order, then phases."""
+    """All metrics of either side, in the catalogue's order, then those of phases and kinds."""
     config: tuple[Difference, ...]
     """Keys of the two sweep files with different values; none within one sweep."""
     versions: tuple[Difference, ...]
@@ -132,7 +132,7 @@ def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[Difference,
 
 def metric_pairs(a: TrialRecord, b: TrialRecord) -> tuple[MetricPair, ...]:
     """Return the numbers of two trials side by side."""
-    known = [*METRICS, *(f"phase_{phase}_s" for phase in PHASES)]
+    known = [*METRICS, *DETAILS]
     held = {*a.metrics, *b.metrics}
     pairs = []
     for name in [*(n for n in known if n in held), *sorted(held - set(known))]:

@@ -10,13 +10,12 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from autotune.metrics import METRICS
+from autotune.metrics import DETAILS, METRICS
 from autotune.objective import StepRecord
 from autotune.report.compare import Comparison, Difference, Side
 from autotune.report.overview import SweepLine, TrialView
 from autotune.report.summary import gain_text
 from autotune.report.text import (
-    NOT_MEASURED,
     duration_s,
     fidelity_note,
     format_duration,
@@ -89,7 +88,7 @@ def comparison_page(comparison: Comparison) -> Group:
         parts.append(Text(f"Both: {note}."))
     for title, found in (
         ("Settings", comparison.settings),
-        ("Sweep file", comparison.config),
+        ("Keys of the sweep file", comparison.config),
         ("Versions", comparison.versions),
     ):
         if found:
@@ -105,12 +104,11 @@ def comparison_page(comparison: Comparison) -> Group:
 
 
 def metric_text(name: str, value: float | None) -> str:
-    """Return a metric or a phase time as a person reads it."""
-    if name in METRICS:
+    """Return any number of a trial's record as a person reads it; of one that another version of
+    this package wrote, the unit may not be known."""
+    if value is None or name in METRICS or name in DETAILS:
         return format_value(name, value)
-    if value is None:
-        return NOT_MEASURED
-    return f"{format_number(value)} s" if name.endswith("_s") else format_number(value)
+    return format_number(value)
 
 
 def _trial_headline(view: TrialView) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 
 from autotune.knobs import KnobValue
-from autotune.metrics import METRICS, STEP_KEYS, WHOLE_STEP
+from autotune.metrics import STEP_KEYS, WHOLE_STEP, describe
 from autotune.objective import Constraint, StepRecord, TrialRecord, TrialState, best_feasible
 from autotune.settings import ResourcesConfig
 from autotune.verification import Estimate
@@ -86,7 +86,7 @@ def estimate_text(metric: str, measured: Estimate | None) -> str:
 
 def unit_text(metric: str) -> str:
     """Return what a metric's printed values are counted in."""
-    unit = METRICS[metric].unit
+    unit = describe(metric).unit
     return "%" if unit == "ratio" else unit
 
 
@@ -143,7 +143,7 @@ def format_number(value: float) -> str:
 
 def _digits(metric: str, value: float) -> str:
     """Return a metric's value without its unit."""
-    unit = METRICS[metric].unit
+    unit = describe(metric).unit
     if unit == "ratio":
         return f"{100 * value:.3g}"
     if unit == "nats":
