@@ -108,7 +108,6 @@ def measure_point(
         plan,
         num_micro_batches=num_micro_batches,
         reduces_once=point.reduces_once,
-        overlaps=options.device == "cuda",
     )
     assert predicted is not None
     result["predicted"] = dataclasses.asdict(predicted)
@@ -166,6 +165,7 @@ def _model(point: Point, options: argparse.Namespace, calibration: Any) -> tuple
             trains=True,
             recomputes=True,
             reshards=point.reshards,
+            on_host=options.device == "cpu",
         ),
     )
     return model, plan

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from autotune.measure.stats import median
+from autotune.models.model_shape import KERNELS_PER_MODULE
 
 MESSAGE_BYTES = tuple(4**power * 65536 for power in range(8))
 """64 KiB to 1 GiB."""
@@ -33,7 +34,46 @@ _BATCH_S = 0.02
 """Calls are repeated until they last about this long, so that the clock's grain does not count."""
 _MAX_CALLS = 200
 _REPETITIONS = 3
+_LAUNCHED = 50
+"""Layers that are launched one after another, while the device can still queue their kernels."""
 _TIMEOUT = timedelta(seconds=60)
+
+
+class _Layer(torch.nn.Module):
+    """A decoder layer's modules and operations: attention with rotated positions, a gated MLP."""
+
+    WIDTH, HEADS, GROUPS, INNER = 64, 4, 2, 128
+
+    def __init__(self) -> None:
+        super().__init__()
+        width, shared = self.WIDTH, self.WIDTH * self.GROUPS // self.HEADS
+        self.norms = torch.nn.ModuleList(torch.nn.RMSNorm(width) for _ in "ab")
+        self.query, self.key, self.value, self.output = (
+            torch.nn.Linear(width, size) for size in (width, shared, shared, width)
+        )
+        self.gate, self.up = (torch.nn.Linear(width, self.INNER, bias=False) for _ in "ab")
+        self.down = torch.nn.Linear(self.INNER, width, bias=False)
+        self.activation = torch.nn.SiLU()
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return the layer's output for (sequences, tokens, width)."""
+        normed = self.norms[0](hidden)
+        query, key, value = (
+            part(normed).unflatten(-1, (-1, self.WIDTH // self.HEADS)).transpose(1, 2)
+            for part in (self.query, self.key, self.value)
+        )
+        key, value = (x.repeat_interleave(self.HEADS // self.GROUPS, dim=1) for x in (key, value))
+        attended = torch.nn.functional.scaled_dot_product_attention(
+            _rotated(query), _rotated(key), value, is_causal=True
+        )
+        hidden = hidden + self.output(attended.transpose(1, 2).flatten(-2))
+        normed = self.norms[1](hidden)
+        return hidden + self.down(self.activation(self.gate(normed)) * self.up(normed))
+
+
+def _rotated(heads: torch.Tensor) -> torch.Tensor:
+    first, second = heads.chunk(2, dim=-1)
+    return heads * 0.5 + torch.cat((-second, first), dim=-1) * 0.5
 
 
 class RankProbe:
@@ -112,10 +152,19 @@ class RankProbe:
         return source.numel() / self._time(lambda: target.copy_(source))[0]
 
     def launch_overhead_s(self) -> float:
-        """Return the host time from one operation on a single number to the next."""
-        number = torch.zeros(1, device=self._device)
-        times = [self._host_s(lambda: number.add_(1)) for _ in range(_REPETITIONS + 1)]
-        return self._slowest(median(times[1:]))
+        """Return the host time of one kernel of a layer whose computation takes no time.
+
+        Modules, autograd and views take the host longer than the launch itself, so that a whole
+        little layer is timed, forward and backward. It counts as many kernels as the planner does.
+        """
+        layer = _Layer().to(self._device)
+        tokens = torch.zeros(1, 1, _Layer.WIDTH, device=self._device, requires_grad=True)
+        times = [
+            self._host_s(lambda: layer(tokens).sum().backward()) for _ in range(_REPETITIONS + 1)
+        ]
+        # A backward pass launches about two kernels for each of forward's.
+        num_modules = sum(1 for module in layer.modules() if not any(module.children()))
+        return self._slowest(median(times[1:])) / (3 * KERNELS_PER_MODULE * num_modules)
 
     def leave(self) -> None:
         """End the process group."""
@@ -162,9 +211,9 @@ class RankProbe:
     def _host_s(self, call: Callable[[], Any]) -> float:
         self._synchronize()
         began_s = time.perf_counter()
-        for _ in range(_MAX_CALLS):
+        for _ in range(_LAUNCHED):
             call()
-        return (time.perf_counter() - began_s) / _MAX_CALLS
+        return (time.perf_counter() - began_s) / _LAUNCHED
 
     def _slowest(self, value: float) -> float:
         """Return the largest value over all ranks."""

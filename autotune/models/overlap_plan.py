@@ -52,6 +52,9 @@ class Work:
     """Gradient checkpointing: the backward pass computes the forward pass again."""
     reshards: bool
     """Parameters are freed after forward and gathered again for backward."""
+    on_host: bool = False
+    """The host computes itself, without an accelerator: launching takes it longer, and FSDP2 waits
+    for every collective before it goes on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +65,7 @@ class UnitTimes:
     backward_s: float
     """With recomputation; 0 without a backward pass."""
     device_s: float
-    """What of both the device computes; the rest it waits for launches."""
+    """What of both is computation; the rest is waiting for launches."""
     all_gather_s: float
     """One all-gather."""
     backward_all_gather_s: float
@@ -99,6 +102,8 @@ class Plan:
 
     root: Unit
     units: tuple[Unit, ...]
+    work: Work
+    """What the units' times are of."""
 
     @property
     def num_layers(self) -> int:
@@ -146,7 +151,7 @@ def make_plan(
         )
         for index, group in enumerate([(root,), *groups])
     ]
-    return Plan(root=units[0], units=tuple(units[1:]))
+    return Plan(root=units[0], units=tuple(units[1:]), work=work)
 
 
 def retimed(plan: Plan, *, settings: OverlapSettings, work: Work) -> Plan:
@@ -162,7 +167,7 @@ def retimed(plan: Plan, *, settings: OverlapSettings, work: Work) -> Plan:
     def unit_at(unit: Unit) -> Unit:
         return dataclasses.replace(unit, times=clock.times(unit.layers) if clock else None)
 
-    return Plan(root=unit_at(plan.root), units=tuple(map(unit_at, plan.units)))
+    return Plan(root=unit_at(plan.root), units=tuple(map(unit_at, plan.units)), work=work)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +204,8 @@ class _Clock:
         return backward + self.forward_s(self._recomputed(layers))
 
     def _device_s(self, layers: Sequence[Layer]) -> float:
+        if self.work.on_host:
+            return self.forward_s(layers) + self._backward_s(layers)
         flops = sum(layer.forward_flops_per_token for layer in layers)
         if self.work.trains:
             flops += sum(layer.backward_flops_per_token for layer in layers)
@@ -210,9 +217,11 @@ class _Clock:
         return [layer for layer in layers if layer.stack] if self.work.recomputes else []
 
     def _compute_s(self, layer: Layer, flops_per_token: float, passes: int) -> float:
-        """Return what the device needs, or the host to launch it, whichever is longer."""
+        """Return what the device needs, or the host to launch it, whichever is longer; on the host
+        both."""
         device_s = flops_per_token * self.work.tokens / self.flops_per_s
-        return max(device_s, passes * layer.num_kernels * self.calibration.launch_overhead_s)
+        launch_s = passes * layer.num_kernels * self.calibration.launch_overhead_s
+        return device_s + launch_s if self.work.on_host else max(device_s, launch_s)
 
 
 def _clock(settings: OverlapSettings, work: Work) -> _Clock | None:

@@ -3,9 +3,10 @@
 Runs anywhere; standard library only. Plays one mini-batch through two streams, as FSDP2 issues its
 work: computation in order; communication in order, each all-gather no earlier than the unit that
 issues it begins to compute, each reduce-scatter no earlier than its unit's backward pass ends. A
-unit waits for its parameters. The host is taken to run ahead of the device, as it does unless
-launching is what takes long, which the units' times contain: then the device computes in a part of
-a unit's time only, and what is communicated in the rest is exposed, as a profiler sees it.
+unit waits for its parameters. Without an accelerator nothing runs beside anything. The host is
+taken to run ahead of the device, as it does unless launching is what takes long, which the units'
+times contain: then the device computes in a part of a unit's time only, and what is communicated in
+the rest is exposed, as a profiler sees it.
 """
 
 from collections.abc import Sequence
@@ -27,7 +28,7 @@ class UpdateTimes:
 
 
 def predict_update(
-    plan: Plan, *, num_micro_batches: int, reduces_once: bool, overlaps: bool = True
+    plan: Plan, *, num_micro_batches: int, reduces_once: bool
 ) -> UpdateTimes | None:
     """Return the times of one mini-batch; None where the plan has no calibration.
 
@@ -35,8 +36,6 @@ def predict_update(
         plan: The plan of the engine that is updated.
         num_micro_batches: Micro-batches whose gradients add up.
         reduces_once: Gradients are reduced after the last micro-batch only.
-        overlaps: Whether collectives run beside computation. On a CPU they do not: FSDP2 waits for
-            each before it goes on.
     """
     root = plan.root.times
     times = [unit.times for unit in plan.units]
@@ -50,7 +49,7 @@ def predict_update(
         _backward(streams, plan, root, known, reduces=reduces)
     busy_s = streams.compute_s
     step_s = max(streams.computed_until_s, streams.link_free_s)
-    if not overlaps:
+    if plan.work.on_host:
         step_s = busy_s + streams.communication_s
     compute_s = num_micro_batches * sum(each.device_s for each in (root, *known))
     stalled_s = step_s - busy_s

@@ -62,6 +62,7 @@ class StepCommunication:
     exposed_s: float
     """Those that no computation hides, weight sync included."""
     compute_s: float
+    """All the rest: computation, and what it waits for launches."""
 
     @property
     def step_s(self) -> float:
@@ -107,7 +108,7 @@ def _phase(phase: Phase, calibration: Calibration) -> StepCommunication:
     return StepCommunication(
         communication_s=count * times.communication_s,
         exposed_s=count * times.exposed_s,
-        compute_s=count * times.compute_s * phase.num_micro_batches / played,
+        compute_s=count * (times.step_s - times.exposed_s) * phase.num_micro_batches / played,
     )
 
 

@@ -32,6 +32,8 @@ class PlannedWrapping:
     model_config: Any
     overlap_plan: Plan | None = None
     """How the model was wrapped; None where verl wrapped it."""
+    computes_on_host = False
+    """Whether there is no accelerator."""
 
     def _build_fsdp_module(self, module: torch.nn.Module) -> torch.nn.Module:
         settings = self._overlap_settings()
@@ -66,6 +68,7 @@ class PlannedWrapping:
             trains=not config.forward_only,
             recomputes=self.model_config.enable_gradient_checkpointing,
             reshards=config.reshard_after_forward,
+            on_host=self.computes_on_host,
         )
 
     def _tokens(self, settings: OverlapSettings) -> int:

@@ -207,6 +207,7 @@ class _Engine:
             trains=trains,
             recomputes=bool(self._leaves.get(f"{model}.enable_gradient_checkpointing", True)),
             reshards=bool(self._leaves.get(f"{self._section}.reshard_after_forward", True)),
+            on_host=self._leaves["trainer.device"] == "cpu",
         )
 
     def _dtype(self, name: str, absent: str) -> str:

@@ -54,8 +54,18 @@ def layers(count: int) -> list[Layer]:
 
 
 def work(
-    *, tokens: int = 100, trains: bool = True, recomputes: bool = True, reshards: bool = True
+    *,
+    tokens: int = 100,
+    trains: bool = True,
+    recomputes: bool = True,
+    reshards: bool = True,
+    on_host: bool = False,
 ) -> Work:
     return Work(
-        tokens=tokens, dtype="float32", trains=trains, recomputes=recomputes, reshards=reshards
+        tokens=tokens,
+        dtype="float32",
+        trains=trains,
+        recomputes=recomputes,
+        reshards=reshards,
+        on_host=on_host,
     )

@@ -18,7 +18,6 @@ def predict(
     at: Work | None = None,
     num_micro_batches: int = 1,
     reduces_once: bool = False,
-    overlaps: bool = True,
     **settings: object,
 ) -> UpdateTimes:
     chosen = {"calibration": CALIBRATION} | settings
@@ -28,12 +27,7 @@ def predict(
         settings=OverlapSettings(**chosen),  # type: ignore[arg-type]
         work=at or work(),
     )
-    times = predict_update(
-        plan,
-        num_micro_batches=num_micro_batches,
-        reduces_once=reduces_once,
-        overlaps=overlaps,
-    )
+    times = predict_update(plan, num_micro_batches=num_micro_batches, reduces_once=reduces_once)
     assert times is not None
     return times
 
@@ -60,11 +54,18 @@ def test_the_next_layers_all_gather_hides_behind_this_ones_computation() -> None
     assert times.exposed_s == pytest.approx(0.33)
 
 
-def test_collectives_that_block_hide_behind_nothing() -> None:
+def test_on_the_host_collectives_hide_behind_nothing() -> None:
     # gathers of the root and two layers, twice; backward's and forward's compute; their reductions
-    times = predict(2, overlaps=False)
+    times = predict(2, at=work(on_host=True))
     assert times.step_s == pytest.approx(2 * 0.21 + 2 * 0.4 + 0.21)
     assert times.exposed_s == pytest.approx(times.communication_s) == pytest.approx(0.63)
+
+
+def test_on_the_host_launching_takes_its_time_besides() -> None:
+    # 0.01 s a kernel: 10, 20 and 10 of a layer, 1 and 2 of the root
+    times = predict(2, at=work(on_host=True), calibration=calibration(launch_overhead_s=0.01))
+    assert times.compute_s == pytest.approx(2 * (0.4 + 0.4) + 0.03)
+    assert times.step_s == pytest.approx(times.compute_s + 0.63)
 
 
 def test_where_launching_takes_long_the_device_hides_little() -> None:
