@@ -1,20 +1,25 @@
 """No knob is dead: every key that a knob writes is a field of the configuration object that verl
 builds from it, takes the value there, and is read by code outside verl's configuration classes.
 
-What the fields then do is verl's; what this package's own knobs do is tested on real engines in
-tests/verl_bridge/test_overlap.py.
+What the knobs of the engines do, verl's and this package's own, is tested on real engines in
+tests/verl_bridge/test_overlap.py; a job whose engines would ignore a knob refuses it.
 """
 
 import ast
 import functools
 import importlib.util
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from engine_knobs import TURNED
 
+from autotune.config import load_sweep
+from autotune.errors import BadInputError
 from autotune.knobs import KNOBS, Knob, KnobValue
+from autotune.models.overlap_settings import TURNS_ON
 from autotune.verl_bridge.overrides import compose_base, format_override, leaves
 
 pytestmark = pytest.mark.timeout(600)
@@ -186,6 +191,98 @@ def test_the_overlap_knobs_are_what_this_packages_engine_reads() -> None:
 
     keys = {key for knob in KNOBS.values() for key in knob.keys if OVERLAP in key}
     names = {key.rpartition(".")[2] for key in keys}
-    assert len(names) == 5
+    assert names == set(TURNS_ON)
     for name in names:
         assert not OverlapSettings.from_dict({name: 1}, "key").is_neutral
+
+
+QUICKSTART = Path(__file__).parents[1] / "search_spaces" / "quickstart_cpu.yaml"
+SEEN_ON_ENGINES = {
+    *TURNED,
+    *TURNS_ON,
+    "forward_prefetch",
+    "entropy_from_logits_with_chunking",
+    "use_torch_compile",
+}
+"""Knobs whose effect tests/verl_bridge/test_overlap.py sees."""
+SEEN_HERE = {"clip_ratio", "kl_coef", "target_kl"}
+SEEN_ON_ROLLOUTS = {
+    "rollout_max_num_seqs",
+    "rollout_tensor_model_parallel_size",
+    "rollout_update_weights_bucket_megabytes",
+}
+"""Knobs whose effect tests/verl_bridge/test_rollout_hf.py and test_rollout_hf_server.py see."""
+NOT_ON_CPU = {
+    *("param_offload", "optimizer_offload", "offload_policy", "use_liger"),
+    *("rollout_gpu_memory_utilization", "rollout_max_num_batched_tokens", "rollout_enforce_eager"),
+    *("rollout_enable_chunked_prefill", "rollout_enable_prefix_caching"),
+    "rollout_free_cache_engine",
+}
+"""Knobs that act on an accelerator or in vLLM only."""
+
+
+def test_every_knob_is_seen_to_act_or_is_refused_on_a_cpu() -> None:
+    seen = SEEN_ON_ENGINES | SEEN_HERE | SEEN_ON_ROLLOUTS
+    assert seen | NOT_ON_CPU == set(KNOBS) and not seen & NOT_ON_CPU
+
+
+@pytest.mark.parametrize("name", sorted(NOT_ON_CPU))
+def test_a_knob_that_does_nothing_on_a_cpu_is_refused_there(name: str) -> None:
+    value = {bool: "true", int: "8192", float: "0.5"}[KNOBS[name].kind]
+    with pytest.raises(BadInputError, match=f"knobs.{name}: this job ignores it: it acts only wh"):
+        load_sweep(QUICKSTART, [f"knobs.{name}={{choices: [{value}]}}"], is_elsewhere=True)
+
+
+def actor_loss(**settings: float) -> float:
+    """What verl's loss of one response of two tokens is; the policy went from 0.5 to 0.6 each, the
+    reference gives them 0.4."""
+    import torch
+    from verl.utils import tensordict_utils as tu
+    from verl.utils.config import omega_conf_to_dataclass
+    from verl.workers.utils.losses import ppo_loss
+
+    def nested(*values: float) -> torch.Tensor:
+        return torch.nested.as_nested_tensor([torch.tensor(values)], layout=torch.jagged)
+
+    overrides = [format_override(f"{ACTOR}.{name}", value) for name, value in settings.items()]
+    config = compose_base("ppo_trainer", [*BASE, *overrides])
+    old, new, reference = (math.log(probability) for probability in (0.5, 0.6, 0.4))
+    data = tu.get_tensordict(
+        {
+            "prompts": nested(1.0),
+            "responses": nested(1.0, 1.0),
+            "response_mask": nested(1.0, 1.0),
+            "old_log_probs": nested(old, old),
+            "advantages": nested(1.0, 1.0),
+            "ref_log_prob": nested(reference, reference),
+        }
+    )
+    tu.assign_non_tensor(data, dp_size=1, batch_num_tokens=None, global_batch_size=None)
+    output = {"log_probs": nested(new, new, 0.0)}
+    return float(ppo_loss(omega_conf_to_dataclass(config.actor_rollout_ref.actor), output, data)[0])
+
+
+def test_the_clip_ratio_limits_the_loss() -> None:
+    # the ratio is 1.2
+    limited = {name: 0.1 for name in ("clip_ratio", "clip_ratio_low", "clip_ratio_high")}
+    wide = {name: 0.5 for name in limited}
+    assert actor_loss(kl_loss_coef=0.0, **limited) == pytest.approx(-1.1)
+    assert actor_loss(kl_loss_coef=0.0, **wide) == pytest.approx(-1.2)
+
+
+def test_the_kl_coefficient_weighs_the_kl_to_the_reference() -> None:
+    losses = [actor_loss(kl_loss_coef=coefficient) for coefficient in (0.0, 0.1, 0.2)]
+    assert losses[2] - losses[1] == pytest.approx(losses[1] - losses[0], rel=1e-4)
+    assert losses[1] > losses[0]
+
+
+def test_the_target_steers_the_penalty() -> None:
+    from verl.trainer.ppo.core_algos import get_kl_controller
+
+    weights = []
+    for target in (0.02, 0.08):
+        overrides = ["algorithm.kl_ctrl.type=adaptive", f"algorithm.kl_ctrl.target_kl={target}"]
+        controller = get_kl_controller(compose_base("ppo_trainer", overrides).algorithm.kl_ctrl)
+        controller.update(current_kl=0.04, n_steps=100)
+        weights.append(controller.value)
+    assert weights[0] > weights[1]

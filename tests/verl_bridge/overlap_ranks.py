@@ -6,12 +6,14 @@ Every case goes through the same two updates; what it did is written as JSON.
 
 import json
 import os
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.profiler import ProfilerActivity
 
 NUM_LAYERS = 4
 NUM_RANKS = 2
@@ -30,6 +32,8 @@ class Case:
     """Further fields of verl's engine configuration."""
     model_config: dict[str, Any] = field(default_factory=dict)
     """Further fields of verl's model configuration."""
+    batch: dict[str, Any] = field(default_factory=dict)
+    """What the batch says beside its tensors: verl's workers put the job's settings there."""
     saves: bool = False
     """Whether a checkpoint is written after two updates, and a third update follows."""
     load_from: str | None = None
@@ -82,17 +86,21 @@ def _run_case(case: Case, rank: int, folder: Path) -> dict[str, Any]:
         "units": _units(engine.module),
     }
     if engine.engine_config.forward_only:
-        return result | {"log_probs": _score(engine, rank)}
+        with torch.profiler.profile(activities=[ProfilerActivity.CPU]) as profiler:
+            log_probs = _score(engine, rank, case)
+        operators = _operators(profiler.profiler.kineto_results.events())
+        return result | {"log_probs": log_probs, "operators": operators}
     if case.load_from is not None:
         engine.load_checkpoint(str(folder / "checkpoints" / case.load_from), del_local_after_load=0)
-        return result | {"third_update": _update(engine, rank, 2)}
-    first, result["schedule"] = _profiled_update(engine, rank, 0)
-    result["updates"] = [first, _update(engine, rank, 1)]
+        return result | {"third_update": _update(engine, rank, 2, case)}
+    result["entropy"] = _name_of(engine.compute_entropy_from_logits)
+    first, result["schedule"], result["operators"] = _profiled_update(engine, rank, 0, case)
+    result["updates"] = [first, _update(engine, rank, 1, case)]
     result["shards"] = _shards(engine.module)
     if case.saves:
         engine.save_checkpoint(str(folder / "checkpoints" / case.name))
         result["synchronised"] = _synchronised(engine)
-        result["third_update"] = _update(engine, rank, 2)
+        result["third_update"] = _update(engine, rank, 2, case)
     return result
 
 
@@ -132,7 +140,7 @@ def make_engine(case: Case, folder: Path) -> Any:
     )
 
 
-def _batch(rank: int, step: int) -> Any:
+def _batch(rank: int, step: int, case: Case) -> Any:
     from verl.utils import tensordict_utils as tu
 
     generator = torch.Generator().manual_seed(100 * step + rank)
@@ -145,14 +153,14 @@ def _batch(rank: int, step: int) -> Any:
             "loss_mask": _nested([torch.ones(length, dtype=torch.int64) for length in lengths]),
         }
     )
-    tu.assign_non_tensor(
-        data,
-        temperature=1.0,
-        use_remove_padding=True,
-        use_dynamic_bsz=False,
-        micro_batch_size_per_gpu=2,
-        use_fused_kernels=False,
-    )
+    settings = {
+        "temperature": 1.0,
+        "use_remove_padding": True,
+        "use_dynamic_bsz": False,
+        "micro_batch_size_per_gpu": 2,
+        "use_fused_kernels": False,
+    }
+    tu.assign_non_tensor(data, **settings | case.batch)
     return data
 
 
@@ -166,21 +174,29 @@ def _loss(model_output: Any, data: Any, dp_group: Any = None) -> Any:
     if "values" in model_output:
         values = model_output["values"].values()
         return (values - 1.0).square().sum() / data["batch_num_tokens"] * data["dp_size"], {}
-    return sft_loss(None, model_output, data, dp_group)
+    loss, metrics = sft_loss(None, model_output, data, dp_group)
+    if "entropy" in model_output:
+        loss = loss - 0.01 * model_output["entropy"].values().mean()
+    return loss, metrics
 
 
-def _update(engine: Any, rank: int, step: int) -> list[float]:
+def _name_of(function: Any) -> str:
+    compiled = "compiled " if hasattr(function, "_torchdynamo_orig_callable") else ""
+    return f"{compiled}{function.__qualname__}"
+
+
+def _update(engine: Any, rank: int, step: int, case: Case) -> list[float]:
     """Return the loss over both ranks and the gradient norm."""
     with engine.train_mode():
-        output = engine.train_batch(_batch(rank, step), loss_function=_loss)
+        output = engine.train_batch(_batch(rank, step, case), loss_function=_loss)
     loss = torch.tensor(sum(output["loss"]), dtype=torch.float64)
     dist.all_reduce(loss)
     return [float(loss), float(output["metrics"]["grad_norm"])]
 
 
-def _score(engine: Any, rank: int) -> list[float]:
+def _score(engine: Any, rank: int, case: Case) -> list[float]:
     with engine.eval_mode():
-        output = engine.infer_batch(_batch(rank, 0), loss_function=None)
+        output = engine.infer_batch(_batch(rank, 0, case), loss_function=None)
     return [float(value) for value in output["model_output"]["log_probs"].values()]
 
 
@@ -201,10 +217,13 @@ def _summary(tensor: torch.Tensor) -> list[float]:
     return [float(tensor.detach().double().sum()), float(tensor.detach().double().norm())]
 
 
-def _profiled_update(engine: Any, rank: int, step: int) -> tuple[list[float], list[list[str]]]:
-    """Run an update; return it, and what FSDP2 did in order as pairs of kind and unit."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
-        update = _update(engine, rank, step)
+def _profiled_update(
+    engine: Any, rank: int, step: int, case: Case
+) -> tuple[list[float], list[list[str]], dict[str, int]]:
+    """Run an update; return it, what FSDP2 did in order as pairs of kind and unit, and how often
+    each operator ran."""
+    with torch.profiler.profile(activities=[ProfilerActivity.CPU]) as profiler:
+        update = _update(engine, rank, step, case)
     # The raw events: turning them all into torch's Python objects takes longer than the update.
     events = profiler.profiler.kineto_results.events()
     schedule = []
@@ -212,9 +231,14 @@ def _profiled_update(engine: Any, rank: int, step: int) -> tuple[list[float], li
         name, _, unit = event.name().partition(" ")
         if name in KINDS:
             schedule.append([KINDS[name], unit.strip("()")])
-    return update, schedule
+    return update, schedule, _operators(events)
 
 
+def _operators(events: Any) -> dict[str, int]:
+    return Counter(event.name() for event in events if event.name().startswith(OPERATORS))
+
+
+OPERATORS = ("aten::", "c10d::")
 KINDS = {
     "FSDP::all_gather": "gather",
     "FSDP::pre_forward": "forward",

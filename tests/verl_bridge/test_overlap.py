@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch.multiprocessing as mp
+from engine_knobs import ENTROPY, TURNED
 from overlap_ranks import NUM_RANKS, Case, run
 
 # verl is imported and twenty engines are built, on however busy a machine.
@@ -66,6 +67,21 @@ CASES = [
     Case(name="lora_plain", overlap=None, model_config=LORA),
     # the adapters add 8,192 bytes to a layer
     Case(name="lora_pairs", overlap={"bucket_size": 50_000}, model_config=LORA),
+    Case(name="verls_own_prefetch", overlap=None, engine={"forward_prefetch": True}),
+    Case(name="entropy", overlap=None, batch=ENTROPY),
+    Case(name="chunked", overlap=None, engine={"entropy_from_logits_with_chunking": True}),
+    Case(name="compiled", overlap=None, engine={"use_torch_compile": True}),
+    *(
+        Case(
+            name=f"turned_{knob}",
+            overlap=None,
+            engine=turned.engine,
+            model_config=turned.model_config,
+            batch=turned.batch,
+            model_type=turned.model_type,
+        )
+        for knob, turned in TURNED.items()
+    ),
 ]
 
 
@@ -197,6 +213,36 @@ def test_units_are_gathered_as_far_ahead_as_the_plan_says(
         forward,
         backward,
     )
+
+
+# Knobs that verl's own engines read
+
+
+def count(result: Mapping[str, Any], operator: str) -> int:
+    """Return how often operators ran that have this in their names."""
+    return sum(number for name, number in result["operators"].items() if operator in name)
+
+
+@pytest.mark.parametrize("knob", TURNED)
+def test_turning_a_knob_changes_what_an_update_runs(
+    results: Mapping[str, Any], knob: str
+) -> None:
+    turned = TURNED[knob]
+    other = results[turned.against]
+    own = count(results[f"turned_{knob}"], turned.operator)
+    expected = operator.gt if turned.is_more else operator.lt
+    assert expected(own, count(other, turned.operator)), other["operators"]
+
+
+def test_verls_own_switch_gathers_the_next_unit_early(results: Mapping[str, Any]) -> None:
+    assert gathered_ahead(results["plain"], "forward") == 0
+    assert gathered_ahead(results["verls_own_prefetch"], "forward") == 1
+
+
+def test_the_entropy_is_computed_as_its_knobs_say(results: Mapping[str, Any]) -> None:
+    assert results["entropy"]["entropy"] == "entropy_from_logits"
+    assert results["chunked"]["entropy"] == "entropy_from_logits_with_chunking"
+    assert results["compiled"]["entropy"] == "compiled entropy_from_logits"
 
 
 # The same numbers

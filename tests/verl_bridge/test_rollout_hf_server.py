@@ -15,22 +15,41 @@ PROMPT = [5, 6, 7]
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> HFServer:
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("demo") / "tiny"
     subprocess.run(
         [sys.executable, "scripts/make_demo_assets.py", "--out", str(folder)], cwd=ROOT, check=True
     )
-    return HFServer(
-        ServerSettings(
-            model_path=str(folder / "model"),
-            response_length=4,
-            max_num_seqs=8,
-            ignore_eos=True,
-            seed=1,
-            num_threads=1,
-            trust_remote_code=False,
-        )
+    return str(folder / "model")
+
+
+@pytest.fixture(scope="module")
+def server(model_path: str) -> HFServer:
+    return HFServer(settings(model_path, max_num_seqs=8))
+
+
+def settings(model_path: str, *, max_num_seqs: int) -> ServerSettings:
+    return ServerSettings(
+        model_path=model_path,
+        response_length=4,
+        max_num_seqs=max_num_seqs,
+        ignore_eos=True,
+        seed=1,
+        num_threads=1,
+        trust_remote_code=False,
     )
+
+
+class Counting(HFServer):
+    """Says how many sequences it sampled at once."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        super().__init__(settings)
+        self.sizes: list[int] = []
+
+    def _sample(self, requests: list[Any]) -> list[Any]:
+        self.sizes.append(len(requests))
+        return super()._sample(requests)
 
 
 def ask(server: HFServer, *prompts: list[Any]) -> list[Any]:
@@ -49,6 +68,15 @@ def test_a_prompt_gets_its_tokens(server: HFServer) -> None:
     (output,) = ask(server, PROMPT)
     assert len(output.token_ids) == len(output.log_probs) == 4
     assert output.extra_fields == {"global_steps": 0}
+
+
+@pytest.mark.parametrize(("max_num_seqs", "most"), [(1, 1), (2, 2), (8, 5)])
+def test_no_more_sequences_are_sampled_at_once_than_allowed(
+    model_path: str, max_num_seqs: int, most: int
+) -> None:
+    counting = Counting(settings(model_path, max_num_seqs=max_num_seqs))
+    assert len(ask(counting, *[PROMPT] * 5)) == sum(counting.sizes) == 5
+    assert max(counting.sizes) == most
 
 
 def test_equal_prompts_of_one_version_get_their_own_random_numbers(server: HFServer) -> None:
