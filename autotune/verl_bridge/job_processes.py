@@ -11,6 +11,7 @@ import faulthandler
 import os
 import signal
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
@@ -60,16 +61,63 @@ def end_processes(job: str, patience_s: float) -> list[str]:
     Returns:
         The processes that had to be killed, in words.
     """
-    deadline = time.monotonic() + patience_s
-    while (left := processes_of(job)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    killed = []
-    for process in left:
+    return _end(lambda: processes_of(job), patience_s)[0]
+
+
+ProcessKey = tuple[int, float]
+"""A process's id and when it was created: ids are used again."""
+
+
+def own_tree() -> list[ProcessKey]:
+    """Return this process and everything that it has started."""
+    own = psutil.Process()
+    return [(one.pid, one.create_time()) for one in (own, *own.children(recursive=True))]
+
+
+def end_tree(keys: Sequence[ProcessKey], patience_s: float) -> list[str]:
+    """Wait until these processes are gone; kill those that are left after ``patience_s``.
+
+    Returns:
+        The processes that are still there, in words.
+    """
+    return _end(lambda: _alive(keys), patience_s)[1]
+
+
+def _alive(keys: Sequence[ProcessKey]) -> list[psutil.Process]:
+    found = []
+    for pid, created in keys:
         with contextlib.suppress(psutil.Error):
-            killed.append(f"{process.pid} ({_title(process)})")
+            process = psutil.Process(pid)
+            # A dead process that nobody has asked for holds nothing.
+            if process.create_time() == created and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def _end(
+    find: Callable[[], list[psutil.Process]], patience_s: float
+) -> tuple[list[str], list[str]]:
+    """Return the processes that had to be killed, and those that survived even that, in words."""
+    killed = []
+    for process in _wait_for_none(find, patience_s):
+        with contextlib.suppress(psutil.Error):
+            killed.append(_name(process))
             process.kill()
-    psutil.wait_procs(left, timeout=patience_s)
-    return killed
+    survivors = []
+    for process in _wait_for_none(find, patience_s) if killed else []:
+        with contextlib.suppress(psutil.Error):
+            survivors.append(_name(process))
+    return killed, survivors
+
+
+def _wait_for_none(
+    find: Callable[[], list[psutil.Process]], patience_s: float
+) -> list[psutil.Process]:
+    """Return the processes that are left after ``patience_s``."""
+    deadline = time.monotonic() + patience_s
+    while (left := find()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return left
 
 
 def stack_dump(job: str) -> str:
@@ -111,6 +159,10 @@ def _oom_counters() -> list[tuple[Path, str]]:
                 for folder in (root / "memory" / path.lstrip("/"), root / "memory"):
                     found.append((folder / "memory.oom_control", "oom_kill"))
     return [*found, (Path("/proc/vmstat"), "oom_kill")]
+
+
+def _name(process: psutil.Process) -> str:
+    return f"{process.pid} ({_title(process)})"
 
 
 def _title(process: psutil.Process) -> str:

@@ -13,9 +13,11 @@ import pytest
 from autotune.verl_bridge.job_processes import (
     JOB_ENV,
     end_processes,
+    end_tree,
     job_name,
     node_report,
     oom_kills,
+    own_tree,
     processes_of,
     stack_dump,
 )
@@ -31,6 +33,7 @@ REGISTERED = (
     "waits_for_nothing()\n"
 )
 SILENT = "print('up', flush=True); import time; time.sleep(300)"
+PARENT = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {SILENT!r}])"
 
 Starter = Callable[[str, str], subprocess.Popen[str]]
 
@@ -79,11 +82,38 @@ def test_what_does_not_go_by_itself_is_killed(start: Starter, sweep_id: str) -> 
     process = start(SILENT, job_name(sweep_id, "group"))
     (killed,) = end_processes(sweep_id, 0.2)
     assert killed.startswith(str(process.pid))
-    assert not psutil.pid_exists(process.pid)
+    assert process.wait(timeout=5) == -signal.SIGKILL
 
 
 def test_nothing_left_is_nothing_killed(sweep_id: str) -> None:
     assert end_processes(sweep_id, 0.2) == []
+
+
+def test_a_tree_is_this_process_and_what_it_started(start: Starter, sweep_id: str) -> None:
+    child = start(PARENT, job_name(sweep_id, "group"))
+    grandchildren = [found.pid for found in psutil.Process(child.pid).children()]
+    assert len(grandchildren) == 1
+    assert {os.getpid(), child.pid, *grandchildren} <= {pid for pid, _ in own_tree()}
+
+
+def test_a_tree_whose_root_is_gone_is_ended_to_the_last_process(
+    start: Starter, sweep_id: str
+) -> None:
+    child = start(PARENT, job_name(sweep_id, "group"))
+    tree = [key for key in own_tree() if key[0] != os.getpid()]
+    child.kill()
+    child.wait()
+    assert any(psutil.pid_exists(pid) for pid, _ in tree)
+    assert end_tree(tree, 0.2) == []
+    left = [pid for pid, _ in tree if psutil.pid_exists(pid)]
+    assert all(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE for pid in left)
+
+
+def test_a_process_that_got_the_id_of_another_is_left_alone(start: Starter, sweep_id: str) -> None:
+    process = start(SILENT, job_name(sweep_id, "group"))
+    created = psutil.Process(process.pid).create_time()
+    assert end_tree([(process.pid, created - 100)], 0.2) == []
+    assert process.poll() is None
 
 
 def test_a_process_writes_where_it_stands(start: Starter, sweep_id: str) -> None:
