@@ -33,7 +33,8 @@ class HFReplica(RolloutReplica):
             response_length=self.config.response_length,
             max_num_seqs=self.config.max_num_seqs,
             ignore_eos=self.config.ignore_eos,
-            seed=self.config.seed,
+            # As verl's vLLM server: two of one seed would give one prompt's answers twice.
+            seed=self.config.seed + self.replica_rank,
             num_threads=int(os.environ.get("OMP_NUM_THREADS", "1")),
             trust_remote_code=self.model_config.get("trust_remote_code", False),
         )
