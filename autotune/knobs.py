@@ -587,16 +587,14 @@ _ROLLOUT_KNOBS = (
         transition=Transition.ROLLOUT,
         requires=(_VLLM,),
     ),
-    Knob(
-        # the trainer groups its workers by it (llm_server.py): the servers cannot be restarted
-        # alone
+    Knob(  # llm_server.py _initialize_llm_servers
         name="rollout_tensor_model_parallel_size",
         kind=int,
         meaning="Ranks that share one rollout replica.",
         unit="ranks",
         keys=(f"{ROLLOUT}.tensor_model_parallel_size",),
         low=1,
-        transition=Transition.COLD,
+        transition=Transition.ROLLOUT,
         requires=(_ANY_ROLLOUT,),
     ),
     Knob(
@@ -642,7 +640,7 @@ _ROLLOUT_KNOBS = (
         unit="MiB",
         keys=(f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes",),
         low=1,
-        transition=Transition.COLD,
+        transition=Transition.ROLLOUT,
         requires=(_ANY_ROLLOUT,),
     ),
 )

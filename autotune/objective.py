@@ -69,6 +69,9 @@ class Start(str, Enum):
     HOT = "hot"
     """The live job of the trial before it, engines kept: weights, optimizer and settings put
     back."""
+    ROLLOUT = "rollout"
+    """The live job of the trial before it, rollout servers started again; engines put back or
+    rebuilt."""
 
     @property
     def is_live(self) -> bool:

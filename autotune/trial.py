@@ -43,7 +43,7 @@ from autotune.recovery import AppliedRule
 from autotune.redaction import redact
 from autotune.settings import ConstraintConfig, TrialConfig
 from autotune.store import ROLLOUT_FOLDER
-from autotune.transition import can_be_hot, cheapest_start
+from autotune.transition import cheapest_start, keeps_engines, keeps_first
 from autotune.trial_metrics import summarise
 from autotune.verl_bridge.device_memory import DeviceMemory
 from autotune.verl_bridge.job_processes import end_processes, job_name
@@ -221,11 +221,12 @@ class VerlTrial(tune.Trainable):
 
     def _start_job(self) -> None:
         """Start the setting in the live job where that is possible, else in a fresh one."""
-        start = Start.COLD
+        start, are_engines_kept = Start.COLD, False
         self._leave_stopped_run()
         if self._can_restart():
             assert self._idle_setting is not None
-            start = cheapest_start(self._idle_setting, self._config["setting"])
+            change = self._idle_setting, self._config["setting"]
+            start, are_engines_kept = cheapest_start(*change), keeps_engines(*change)
         self._idle_setting = None
         rollout_folder = self._rollout_folder()
         if start is Start.COLD:
@@ -250,8 +251,9 @@ class VerlTrial(tune.Trainable):
             profiled_steps=profiled_steps(protocol),
             probes=protocol.consistency_probe,
             start=start.value,
+            keeps_engines=are_engines_kept,
             collective_timeout_s=COLLECTIVE_SHARE * protocol.step_timeout_s,
-            keeps_first=can_be_hot(self._config["setting"]),
+            keeps_first=keeps_first(self._config["setting"]),
             rollout_folder=rollout_folder,
         )
         self._run = JobRun(

@@ -17,6 +17,7 @@ REQUEST = JobRequest(
     profiled_steps=[],
     probes=False,
     start="cold",
+    keeps_engines=False,
     collective_timeout_s=60,
     keeps_first=False,
     rollout_folder=None,

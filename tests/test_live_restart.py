@@ -1,19 +1,14 @@
 """A setting reached in a live job, through five others, computes what a fresh job computes."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
+from quickstart_case import load_quickstart, quickstart_files, values
 
-from autotune.config import Sweep, load_sweep
+from autotune.config import Sweep
 from autotune.in_order import Setting, SettingRun, run_cold, run_live
 from autotune.objective import TrialState
 from autotune.tuning import cluster
-
-ROOT = Path(__file__).parents[1]
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1500)]
 
@@ -33,28 +28,14 @@ def settings_of(sweep: Sweep) -> list[Setting]:
     return [{**baseline, **change} for change in changes]  # type: ignore[dict-item]
 
 
-def values(run: SettingRun, metric: str) -> list[float]:
-    """A metric of every step."""
-    found = [step.metrics[metric] for step in run.steps]
-    assert all(isinstance(value, float) for value in found), found
-    return found  # type: ignore[return-value]
-
-
 @pytest.fixture(scope="module")
 def sweep() -> Iterator[Sweep]:
-    make_assets = [sys.executable, "scripts/make_demo_assets.py", "--out", "demo/tiny"]
-    subprocess.run(make_assets, cwd=ROOT, check=True)
-    before = os.getcwd()
-    os.chdir(ROOT)
-    try:
-        loaded = load_sweep(
-            ROOT / "search_spaces" / "quickstart_cpu.yaml",
-            ["trial.warmup_steps=1", "trial.measured_steps=2", "trial.profiled_steps=0"],
+    with quickstart_files():
+        loaded = load_quickstart(
+            "trial.warmup_steps=1", "trial.measured_steps=2", "trial.profiled_steps=0"
         )
         with cluster(loaded, None):
             yield loaded
-    finally:
-        os.chdir(before)
 
 
 @pytest.fixture(scope="module")
@@ -101,4 +82,5 @@ def test_every_setting_trains_on_the_same_answers_in_its_first_step(
 ) -> None:
     first = values(cold, "critic/score/mean")[0]
     scores = [values(run, "critic/score/mean")[0] for run in live]
-    assert scores == pytest.approx([first] * 6, abs=1e-9)
+    # One other token moves the mean by about 1e-3; rounding depends on the order of the answers.
+    assert scores == pytest.approx([first] * 6, rel=1e-6)

@@ -33,7 +33,7 @@ from autotune.verl_bridge.job_processes import processes_of
 STAND_IN = Path(__file__).with_name("stand_in_job.py")
 ROOT = Path(__file__).parents[1]
 MICRO, RESHARD = "ppo_micro_batch_size_per_gpu", "reshard_after_forward"
-SETTING = {MICRO: 2, RESHARD: True, "rollout_max_num_seqs": 8}
+SETTING = {MICRO: 2, RESHARD: True, "rollout_max_num_seqs": 8, "fsdp_size": 2}
 PROTOCOL = TrialConfig(
     warmup_steps=1,
     measured_steps=2,
@@ -234,7 +234,8 @@ def test_a_job_that_ends_well_is_one_cold_start(actor: Actor) -> None:
         ({}, Start.HOT),
         ({RESHARD: False}, Start.ENGINE),
         ({MICRO: 4, RESHARD: False}, Start.ENGINE),
-        ({MICRO: 4, "rollout_max_num_seqs": 16}, Start.COLD),
+        ({MICRO: 4, "rollout_max_num_seqs": 16}, Start.ROLLOUT),
+        ({MICRO: 4, "fsdp_size": 1}, Start.COLD),
     ],
 )
 def test_the_next_setting_takes_the_cheapest_start(

@@ -1,20 +1,17 @@
 """Real jobs on two gloo ranks whose rollout is generated once and replayed."""
 
-import os
-import subprocess
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from quickstart_case import load_quickstart, quickstart_files, values
 
-from autotune.config import Sweep, load_sweep
+from autotune.config import Sweep
 from autotune.in_order import Setting, SettingRun, run_live
 from autotune.objective import Start, TrialState
 from autotune.store import ROLLOUT_FOLDER
 from autotune.tuning import cluster
 
-ROOT = Path(__file__).parents[1]
 STEPS = ["trial.warmup_steps=1", "trial.measured_steps=2", "trial.profiled_steps=1"]
 SPEED = "update_only_tokens_per_s_per_gpu"
 REPLAYING = ["trial.fidelity=update", f"objective.metric={SPEED}"]
@@ -30,11 +27,6 @@ OF_THE_UPDATE = {"actor/loss": 2e-7, "actor/pg_loss": 2e-7, "actor/grad_norm": 1
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1500)]
 
 
-def load(*overrides: str) -> Sweep:
-    file = ROOT / "search_spaces" / "quickstart_cpu.yaml"
-    return load_sweep(file, [*STEPS, *overrides])
-
-
 def settings_of(sweep: Sweep) -> list[Setting]:
     """The base job's own setting, one that keeps its engines, one that rebuilds them, and the first
     one again."""
@@ -48,29 +40,16 @@ def settings_of(sweep: Sweep) -> list[Setting]:
     return [{**baseline, **change} for change in changes]  # type: ignore[dict-item]
 
 
-def values(run: SettingRun, metric: str, steps: Sequence[int] = (1, 2, 3, 4)) -> list[float]:
-    found = [step.metrics[metric] for step in run.steps if step.step in steps]
-    assert all(isinstance(value, float) for value in found), found
-    return found  # type: ignore[return-value]
-
-
 @pytest.fixture(scope="module")
 def in_root() -> Iterator[None]:
-    make_assets = [sys.executable, "scripts/make_demo_assets.py", "--out", "demo/tiny"]
-    subprocess.run(make_assets, cwd=ROOT, check=True)
-    before = os.getcwd()
-    os.chdir(ROOT)
-    try:
-        with cluster(load(), None):
-            yield
-    finally:
-        os.chdir(before)
+    with quickstart_files(), cluster(load_quickstart(*STEPS), None):
+        yield
 
 
 @pytest.fixture(scope="module")
 def whole(in_root: None, tmp_path_factory: pytest.TempPathFactory) -> SettingRun:
     """The base job's own setting, whole steps."""
-    sweep = load()
+    sweep = load_quickstart(*STEPS)
     folder = tmp_path_factory.mktemp("whole")
     return run_live(sweep, [sweep.space.baseline()], folder / "logs")[0]
 
@@ -83,7 +62,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def live(in_root: None, folder: Path) -> list[SettingRun]:
     """Four settings in one job, which generates the rollout first."""
-    sweep = load(*REPLAYING)
+    sweep = load_quickstart(*STEPS, *REPLAYING)
     return run_live(sweep, settings_of(sweep), folder / "live")
 
 
@@ -91,7 +70,7 @@ def live(in_root: None, folder: Path) -> list[SettingRun]:
 def later(live: list[SettingRun], folder: Path) -> SettingRun:
     """A second job, which finds the rollout on disk. Its server never gets weights, and would
     refuse to generate."""
-    sweep = load(*REPLAYING)
+    sweep = load_quickstart(*STEPS, *REPLAYING)
     return run_live(sweep, [sweep.space.baseline()], folder / "later")[0]
 
 

@@ -12,6 +12,7 @@ from autotune.report.text import format_number
 
 _STARTS = {
     Start.COLD: "in a fresh job",
+    Start.ROLLOUT: "live with the rollout restarted",
     Start.ENGINE: "live with engines rebuilt",
     Start.HOT: "live with engines kept",
 }
@@ -22,6 +23,8 @@ TERMS = {
     "engine": "start of a trial in the live job of the trial before it, training engines rebuilt",
     "hot": "start of a trial in the live job of the trial before it, engines kept: weights, "
     "optimizer and settings put back",
+    "rollout": "start of a trial in the live job of the trial before it, the rollout's servers "
+    "started again, training engines kept or rebuilt",
     "pair": "a cold job of a setting and one of the baseline in the same block; it gives one ratio",
     "interleaved": "the blocks' jobs run in turn, every other block in reverse (baseline, setting, "
     "setting, baseline, ...), so that the slow drift of a machine meets all alike",

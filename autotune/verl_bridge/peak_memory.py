@@ -1,4 +1,5 @@
-"""The most memory that was in use on a device at once during a step, by whatever process.
+"""The most memory that was in use on a device at once during a step, by whatever process, and when
+what a process held has come back.
 
 Runs in verl's worker processes. The rollout engine is a process of its own beside the worker's, and
 each knows its own allocator only; the device knows all. A thread samples how much of it is taken.
@@ -6,10 +7,34 @@ Without an accelerator there is no such device.
 """
 
 import threading
+import time
+from collections.abc import Callable
 
 from verl.plugin.platform import get_platform
 
 SAMPLE_INTERVAL_S = 0.05
+
+SETTLE_S = 1.0
+"""Memory that did not grow for so long has come back."""
+SETTLE_LIMIT_S = 60.0
+_SLACK_BYTES = 64 << 20
+
+
+def free_bytes() -> int:
+    """Return how much of this process's device is free."""
+    return int(get_platform().device_module.mem_get_info()[0])
+
+
+def settled(read: Callable[[], int], *, pause_s: float = SETTLE_S) -> int:
+    """Return a number of bytes once it no longer grows, or after SETTLE_LIMIT_S."""
+    deadline = time.monotonic() + SETTLE_LIMIT_S
+    before = read()
+    while True:
+        time.sleep(pause_s)
+        now = read()
+        if now <= before + _SLACK_BYTES or time.monotonic() > deadline:
+            return now
+        before = now
 
 
 class DeviceSampler:

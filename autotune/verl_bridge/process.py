@@ -12,6 +12,7 @@ it exits at once.
 
 import dataclasses
 import json
+import logging
 import os
 import queue
 import sys
@@ -53,10 +54,12 @@ class JobRequest:
     """Whether to run the consistency probe."""
     start: str
     """How to begin, see :class:`autotune.objective.Start`; a first request is always ``cold``."""
+    keeps_engines: bool
+    """Whether a live start puts the training engines back, and does not build them again."""
     collective_timeout_s: float
     """How long a collective of verl's workers may wait."""
     keeps_first: bool
-    """Whether a later request may be ``hot``: the workers then keep their first weights."""
+    """Whether a later request may keep the engines: the workers then keep their first weights."""
     rollout_folder: str | None
     """Holds the rollout that every step replays; None generates in every step."""
 
@@ -109,7 +112,8 @@ class Job:
             trainer.restart(
                 config,
                 profiled_steps=request.profiled_steps,
-                keeps_engines=request.start == "hot",
+                keeps_engines=request.keeps_engines,
+                restarts_rollout=request.start == "rollout",
             )
         self._runner.trainer.keep_rollout(self._runner.agent_loop_manager)
         self._events.send(READY)
@@ -250,6 +254,8 @@ def main(arguments: Sequence[str]) -> None:
     from autotune.verl_bridge.job_processes import register_stack_dump
 
     register_stack_dump()
+    # verl's handlers are the root's, whose level is higher.
+    logging.getLogger("autotune").setLevel(logging.INFO)
     events = _Events(os.fdopen(int(events_fd), "w", encoding="utf-8"))
     requests: queue.Queue[JobRequest] = queue.Queue()
     job = Job(address, placement_group_id, working_dir, events)

@@ -42,10 +42,15 @@ class StartupTimes:
 
         return timed_function
 
+    @property
+    def so_far(self) -> dict[str, float]:
+        """Seconds of the parts that have ended."""
+        return dict(self._seconds)
+
     def take(self) -> dict[str, float]:
         """Return what was timed since the last call, and forget it."""
         self.begin(None)
-        seconds = dict(self._seconds)
+        seconds = self.so_far
         self._seconds.clear()
         return seconds
 

@@ -7,6 +7,7 @@ a rollout is kept, it is generated before the first step of the first job only; 
 hands weights to the rollout, which sleeps: nobody would read them.
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -32,7 +33,8 @@ from autotune.verl_bridge.kept_rollout import (
     RolloutBatch,
 )
 from autotune.verl_bridge.phases import PhaseCallback, PhasedTrainer
-from autotune.verl_bridge.startup_times import as_metrics, slowest
+from autotune.verl_bridge.rollout_restart import end_servers, start_servers
+from autotune.verl_bridge.startup_times import StartupTimes, as_metrics, slowest
 from autotune.verl_bridge.step_report import (
     StepValues,
     divergence_metrics,
@@ -41,6 +43,8 @@ from autotune.verl_bridge.step_report import (
     step_metrics,
     update_only_metrics,
 )
+
+logger = logging.getLogger(__name__)
 
 _NO_PROBE = "trial.consistency_probe is false"
 
@@ -99,6 +103,7 @@ class TrialTrainer(PhasedTrainer):
         self._collective_timeout_s = collective_timeout_s
         self._keeps_first = keeps_first
         self._is_left = False
+        self._startup = StartupTimes()
 
     def init(self) -> None:
         """Build everything, as verl does, and begin the first trial."""
@@ -107,31 +112,44 @@ class TrialTrainer(PhasedTrainer):
         self.on_init_end()
 
     def restart(
-        self, config: DictConfig, *, profiled_steps: Sequence[int], keeps_engines: bool
+        self,
+        config: DictConfig,
+        *,
+        profiled_steps: Sequence[int],
+        keeps_engines: bool,
+        restarts_rollout: bool,
     ) -> None:
         """Put the job back to its first step, with another configuration.
 
         Weights, optimizer state, random numbers and data position are those of a fresh job; the
-        processes stay. Rollout servers, agent loops and reward workers keep their configuration.
+        processes stay. Agent loops and reward workers keep their configuration: they read nothing
+        that a live job may change.
 
         Args:
-            config: verl's resolved configuration; differs from the last one in settings of the
-                training engines only.
+            config: verl's resolved configuration.
             profiled_steps: Numbers of the steps to run under the profiler.
-            keeps_engines: Whether it differs in values only that are read with every batch; the
-                engines are built again otherwise.
+            keeps_engines: Whether settings of the training engines differ from the last one in
+                values only that are read with every batch; the engines are built again otherwise.
+            restarts_rollout: Whether settings of the rollout differ.
         """
         PPOTrainer.__init__(self, config)
         self._is_left = False
         self._profiled_steps = set(profiled_steps)
         self._init_dataloader()
         self._init_dump_executor()
-        self._sleep_rollout()
+        if restarts_rollout:
+            self._end_rollout()
+        else:
+            self._sleep_rollout()
         self.on_phase("engines")
         if keeps_engines:
+            if restarts_rollout:
+                self.actor_rollout_wg.rebuild_adapter(config.actor_rollout_ref)
             self._put_back()
         else:
             self._rebuild()
+        if restarts_rollout:
+            self._start_rollout()
         self._begin_trial()
         self.global_steps = 0
         self.on_init_end()
@@ -168,6 +186,34 @@ class TrialTrainer(PhasedTrainer):
         batch = RolloutBatch.of(sampled.keys, sampled.tags, fields)
         tq.kv_clear(keys=sampled.keys, partition_id=PARTITION)
         return batch
+
+    def _end_rollout(self) -> None:
+        self.on_phase("rollout_end")
+        self._startup.begin("rollout_end")
+        self.checkpoint_manager.remove_replicas(self.llm_server_manager.get_replicas())
+        ended = end_servers(self.llm_server_manager, self.actor_rollout_wg)
+        self._startup.begin("rollout_memory")
+        free_bytes = min(self.actor_rollout_wg.await_free_memory())
+        self._startup.begin(None)
+        logger.info(
+            "rollout: %d servers with %d processes are gone, %.1f GiB are free",
+            len(ended),
+            sum(len(server.processes) for server in ended),
+            free_bytes / 2**30,
+        )
+
+    def _start_rollout(self) -> None:
+        """Start the servers when the engines stand, as in a cold job: both find the device as they
+        find it there."""
+        self.on_phase("rollout_start")
+        self._startup.begin("rollout_start")
+        start_servers(self.llm_server_manager, self.config)
+        self.checkpoint_manager.add_replicas(self.llm_server_manager.get_replicas())
+        self.checkpoint_manager.sleep_replicas()
+        self._rollout_sleeps = True
+        self._startup.begin(None)
+        seconds = ", ".join(f"{part} {value:.1f} s" for part, value in self._startup.so_far.items())
+        logger.info("rollout: new servers stand; %s", seconds)
 
     def _put_back(self) -> None:
         if self.use_critic:
@@ -286,6 +332,7 @@ class TrialTrainer(PhasedTrainer):
             absent.update(reasons)
         if step == 1:
             values.update(as_metrics(slowest(self.actor_rollout_wg.startup_s())))
+            values.update(as_metrics(self._startup.take()))
         for own, reasons in self._probe_metrics(step):
             values.update(own)
             absent.update(reasons)

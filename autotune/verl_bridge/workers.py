@@ -8,6 +8,7 @@ and the peak memory, and can profile a step; what verl computes is untouched.
 """
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import ray
@@ -34,7 +35,9 @@ from autotune.verl_bridge.first_state import (
     groups_of,
     limit_collectives,
 )
-from autotune.verl_bridge.peak_memory import DeviceSampler
+from autotune.verl_bridge.job_processes import end_tree
+from autotune.verl_bridge.peak_memory import DeviceSampler, free_bytes, settled
+from autotune.verl_bridge.rollout_restart import Server
 from autotune.verl_bridge.startup_times import StartupTimes
 from autotune.verl_bridge.step_report import RankStep
 from autotune.verl_bridge.worker_phases import METER, in_phase
@@ -43,6 +46,9 @@ STARTUP = StartupTimes()
 """Parts of the start in this process: ``engines`` (of all roles), in it ``model_load`` and ``fsdp``
 (wrapping and sharding); ``servers`` (from the last engine to the first step: rollout servers, agent
 loops, the consistency probe, first weights)."""
+
+ROLLOUT_END_S = 10.0
+"""How long processes of ended rollout servers may take to go by themselves."""
 
 # verl makes the members of Dispatch at run time.
 _on_all_ranks = register(dispatch_mode=getattr(Dispatch, "ONE_TO_ALL"))
@@ -272,6 +278,36 @@ class TrialActorRolloutRefWorker(GlooActorRolloutRefWorker):
         self._Worker__collect_dp_rank.clear()
         self.config = config
         self.init_model()
+
+    @_on_all_ranks
+    def rebuild_adapter(self, config: Any) -> None:
+        """Make the rollout adapter anew from ``config`` (the section ``actor_rollout_ref``), and
+        keep the engines."""
+        groups = set(self.rollout.device_mesh.get_all_groups())
+        self.rollout = None
+        free(groups)
+        self.config = config
+        # verl builds what its role names.
+        role, self.role = self.role, "rollout"
+        try:
+            super().init_model()
+        finally:
+            self.role = role
+        STARTUP.begin("servers")
+
+    @_on_all_ranks
+    def await_end_of(self, servers: Sequence[Server]) -> list[str]:
+        """See the processes of ended servers on this node gone; return those that stay, in
+        words."""
+        own_node = ray.get_runtime_context().get_node_id()
+        keys = [key for one in servers if one.node_id == own_node for key in one.processes]
+        return end_tree(keys, ROLLOUT_END_S)
+
+    @_on_all_ranks
+    def await_free_memory(self) -> int:
+        """Return how much of the device is free once no more comes back from ended processes."""
+        # A host's memory is back with the process.
+        return free_bytes() if get_platform().device_name == "cpu" else settled(free_bytes)
 
     @_on_all_ranks
     def begin_step(self, profile: bool) -> None:
