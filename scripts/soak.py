@@ -1,9 +1,10 @@
-"""Many trials in one live job, with a fault in every third: do all recover, rightly labelled?
+"""Many trials in one live job, with faults among them: do all recover, rightly labelled?
 
 Runs real verl trials (`--job tiny`, the quickstart's job) or a stand-in that plays events (`--job
-stand-in`, a second a trial) on one placement group, over random settings. Faults of real trials
-are injected for real, in their second step: a worker is killed by SIGKILL, may allocate nothing
-more, or is stopped. Prints a table, and exits 1 if a trial was mislabelled or anything is left.
+stand-in`, a second a trial) on one placement group, over random settings, of the rollout too.
+Faults of real trials are injected for real, in their second step: a worker is killed by SIGKILL,
+may allocate nothing more, or is stopped. Prints a table, and exits 1 if a trial was mislabelled or
+anything is left.
 
     python scripts/soak.py --trials 60 --job stand-in
     python scripts/soak.py --trials 100 --job tiny
@@ -44,8 +45,7 @@ FIRST_STATE = {
 }
 """Fault -> the label of the job that it is done to. That job started live, so the setting is run
 again in a fresh one, and completes."""
-EVERY = 3
-"""One trial in so many gets a fault."""
+ROLLOUT_KNOB = "knobs.rollout_max_num_seqs={choices: [8, 256]}"
 GONE_S = 10.0
 SWEEP_ID = "soak"
 
@@ -67,6 +67,8 @@ class Row:
     retries: int
     first: str
     """State of the job that broke."""
+    starts: tuple[str, ...]
+    """How each job of the trial was started."""
     seconds: float
 
     @property
@@ -122,11 +124,13 @@ class Soak:
             if result["done"]:
                 record = TrialRecord.from_dict(json.loads(result[RECORD]))
                 first = record.other_jobs[0].state.value if record.other_jobs else ""
+                jobs = (*record.other_jobs, record)
                 return Row(
                     fault=fault,
                     state=record.state,
                     retries=record.retries,
                     first=first,
+                    starts=tuple(job.start.value for job in jobs),
                     seconds=time.monotonic() - started_s,
                 )
 
@@ -181,6 +185,8 @@ def table(rows: list[Row], left: list[str]) -> str:
         wrong = sum(not row.is_right for row in own)
         seconds = sorted(row.seconds for row in own)[len(own) // 2]
         lines.append(f"{fault:<15}{count:>8}{recovered:>11}{wrong:>13}{seconds:>10.1f}")
+    starts = Counter(start for row in rows for start in row.starts)
+    lines.append(f"starts: {', '.join(f'{count} {start}' for start, count in starts.items())}")
     return "\n".join([*lines, f"left behind: {', '.join(left) if left else 'nothing'}"])
 
 
@@ -190,11 +196,14 @@ def main() -> int:
     parser.add_argument("--trials", type=int, default=30)
     parser.add_argument("--job", choices=("stand-in", "tiny"), default="stand-in")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--every", type=int, default=3, help="one trial in so many gets a fault")
     options = parser.parse_args()
     is_real = options.job == "tiny"
     protocol = ["trial.warmup_steps=1", "trial.measured_steps=2", "trial.profiled_steps=0"]
     limit = "trial.step_timeout_s=60" if is_real else "trial.step_timeout_s=5"
-    sweep = load_sweep(ROOT / "search_spaces" / "quickstart_cpu.yaml", [*protocol, limit])
+    sweep = load_sweep(
+        ROOT / "search_spaces" / "quickstart_cpu.yaml", [*protocol, limit, ROLLOUT_KNOB]
+    )
     ray.init(
         address="local",
         num_cpus=12,
@@ -220,7 +229,7 @@ def soak(
         setting = sweep.space.random_valid(draw)
         assert setting is not None
         # The trial after a fault is cold no more, so that each fault meets a live job.
-        index, rest = divmod(number, EVERY)
+        index, rest = divmod(number, options.every)
         fault = NO_FAULT if rest else faults[index % len(faults)]
         rows.append(bench.run(number, setting, fault))
         print(f"trial {number}: {rows[-1]}", flush=True)
