@@ -1,0 +1,1 @@
+"""What ``scripts/bench_search.py`` runs: tuners, landscapes to compare them on, figures."""
