@@ -57,10 +57,21 @@ LESS_WHEN_LARGER = (
 _DEPTHS = ("forward_prefetch_depth", "backward_prefetch_depth")
 _PER_UNIT = "bucket_size"
 _MICRO_BATCH = "ppo_micro_batch_size_per_gpu"
+_ACTIVATIONS = (
+    _MICRO_BATCH,
+    "log_prob_micro_batch_size_per_gpu",
+    "ppo_max_token_len_per_gpu",
+    "log_prob_max_token_len_per_gpu",
+    "critic_ppo_infer_max_token_len_per_gpu",
+)
+"""Sizes whose part is the activations of so many tokens."""
 
 _PART, _PART_SPREAD = 0.05, 0.10
 """Share of the device that a switch, or a number at its baseline's value, is first thought to take,
 and the standard deviation of that guess."""
+_TOKENS, _TOKENS_SPREAD = 0.03, 0.05
+"""The same for the activations of one micro-batch of the baseline's size: it ran beside weights,
+gradients and optimizer, so that few of them filled the device."""
 _REST, _REST_SPREAD = 0.3, 0.4
 """The same for everything that no knob moves."""
 _OPEN, _NOISE = 0.02, 0.01
@@ -176,6 +187,8 @@ class MemoryModel:
         saves = name in LESS_WHEN_LARGER
         size = _PART if saves or name in MORE_WHEN_LARGER else 0.0
         spread = _PART_SPREAD
+        if name in _ACTIVATIONS:
+            size, spread = _TOKENS, _TOKENS_SPREAD
         if name in self._static:
             size = self._static[name] / self._device_bytes
             spread = max(size, _PART_SPREAD / 2)

@@ -31,6 +31,12 @@ def test_a_line_is_learned_from_two_peaks_and_extrapolated() -> None:
     assert predicted[0][0] == pytest.approx(peak_of(8), abs=0.1)
 
 
+def test_the_baselines_peak_alone_lets_a_few_more_of_its_micro_batches_fit() -> None:
+    chances = fits(model(*measured(1)), 2, 4, 32)
+    assert min(chances[:2]) > 0.9
+    assert chances[2] < 0.5
+
+
 def test_what_is_far_beyond_the_device_is_refused_and_what_is_small_is_not() -> None:
     chances = fits(model(*measured(1, 2, 4)), 8, 32)
     assert chances[0] > 0.9
