@@ -305,10 +305,12 @@ class Promise:
         return float(scores.max()) if len(scores) else None
 
     def _log_gain(self, outlook: Outlook) -> Array:
-        """Return the logarithm of the expected improvement; 0 while nothing is to be beaten."""
+        """Return the logarithm of the expected improvement; over the worst setting while none is
+        feasible beyond doubt, so that a fast setting is worth some doubt then too."""
         best = self._best()
         if best is None:
-            return np.zeros(len(outlook.score))
+            known = self._measured_settings()
+            best = float(np.min(self.outlook(known).score if known else outlook.score))
         z = (outlook.score - best) / outlook.spread
         return _log(outlook.spread * (z * ndtr(z) + np.exp(-z * z / 2) / math.sqrt(2 * math.pi)))
 

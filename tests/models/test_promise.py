@@ -87,6 +87,15 @@ def test_without_anything_feasible_the_expected_gain_is_infinite() -> None:
     assert promise(trial(1, state=TrialState.CRASH)).expected_gain([setting(2)]) == math.inf
 
 
+def test_without_anything_feasible_a_faster_setting_is_worth_some_doubt() -> None:
+    seen = [measured(1, exposed=0.21), measured(2, exposed=0.21)]
+    models = promise(*seen)
+    candidates = [setting(1, False), setting(4)]
+    likely = models.outlook(candidates).feasible
+    assert 0.5 < likely[1] / likely[0] < 2
+    assert models.choose(candidates) == 1
+
+
 def test_a_running_trial_is_taken_as_predicted() -> None:
     seen = [measured(1), measured(4)]
     alone = promise(*seen).outlook([setting(16)]).spread[0]
