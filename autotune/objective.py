@@ -285,8 +285,9 @@ def best_feasible(records: Sequence[TrialRecord], metric: str) -> TrialRecord | 
     is known, and a setting counts by the pessimistic end of what was measured: its mean objective,
     one standard error worse, where every constraint is still kept two standard errors beyond its
     mean. Settings that were repeated go before those that were not, and these before settings that
-    keep a limit by their mean alone. The winner's record is that of its feasible trial in the
-    middle, the worse of two, so that no lucky repetition is quoted.
+    keep a limit by their mean alone, of which the one with most room wins. The winner's record is
+    that of its feasible trial in the middle, the worse of two, so that no lucky repetition is
+    quoted.
     """
     repeated = _Repeated(records, metric)
     for least, is_strict in ((2, True), (1, True), (1, False)):
@@ -296,7 +297,8 @@ def best_feasible(records: Sequence[TrialRecord], metric: str) -> TrialRecord | 
             if len(trials) >= least and repeated.keeps(trials, is_strict)
         ]
         if feasible:
-            scores = [repeated.score(trials) for trials in feasible]
+            rate = repeated.score if is_strict else repeated.room
+            scores = [rate(trials) for trials in feasible]
             return repeated.middle(feasible[scores.index(max(scores))])
     return None
 
@@ -340,6 +342,13 @@ def repetitions(records: Sequence[TrialRecord]) -> list[list[TrialRecord]]:
     return list(found.values())
 
 
+CONSTRAINT_SPREAD, CONSTRAINT_WORTH = 0.08, 4.0
+"""Usual relative spread of a constraint's metric between two trials of one setting, and the degrees
+of freedom that this belief is worth. A standard deviation over 80 ranks and steps, as ``kl_std``
+is, scatters by 8 % by itself, and two repetitions that agree by luck would let pass what breaks a
+limit."""
+
+
 class _Repeated:
     """Settings with their trials, and what one trial's spread makes of them."""
 
@@ -359,19 +368,29 @@ class _Repeated:
         self._spread = pooled_spread([self._values(trials) for trials in everything])
         names = dict.fromkeys(name for record in records for name in record.violations)
         self._limits = {
-            name: pooled_spread([_shares(trials, name) for trials in everything]) for name in names
+            name: pooled_spread(
+                [_shares(trials, name) for trials in everything],
+                usual=CONSTRAINT_SPREAD,
+                worth=CONSTRAINT_WORTH,
+            )
+            for name in names
         }
 
     def keeps(self, trials: Sequence[TrialRecord], is_strict: bool) -> bool:
         """Say whether a setting keeps its constraints: by its mean, or clearly."""
+        if is_strict:
+            return self.room(trials) >= 0
+        means = [fmean(shares) for name in self._limits if (shares := _shares(trials, name))]
+        return max(means, default=0.0) <= 1
+
+    def room(self, trials: Sequence[TrialRecord]) -> float:
+        """Return the share of the tightest limit that the cautious end of a setting leaves."""
+        left = 1.0
         for name, spread in self._limits.items():
-            shares = _shares(trials, name)
-            if not shares:
-                continue
-            error = CAUTIOUS * spread / math.sqrt(len(shares)) if self._is_known else 0.0
-            if fmean(shares) * (1 + (error if is_strict else 0.0)) > 1:
-                return False
-        return True
+            if shares := _shares(trials, name):
+                error = CAUTIOUS * spread / math.sqrt(len(shares)) if self._is_known else 0.0
+                left = min(left, 1 - fmean(shares) * (1 + error))
+        return left
 
     def score(self, trials: Sequence[TrialRecord]) -> float:
         """Return a setting's mean objective, one standard error worse; more is better."""

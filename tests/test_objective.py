@@ -158,6 +158,20 @@ def test_a_setting_near_its_limit_loses_to_one_that_keeps_it_clearly() -> None:
     assert alone is not None and alone.number == 0
 
 
+def test_two_repetitions_that_agree_do_not_prove_that_a_near_limit_is_kept() -> None:
+    near = [repeated(0, 8, 120.0, kl=-0.08), repeated(1, 8, 121.0, kl=-0.08)]
+    clear = [repeated(2, 4, 100.0, kl=-0.2)]
+    best = best_feasible([*near, *clear], THROUGHPUT)
+    assert best is not None and best.setting["ppo_micro_batch_size_per_gpu"] == 4
+
+
+def test_where_no_limit_is_kept_clearly_the_setting_with_most_room_wins() -> None:
+    near = [repeated(0, 8, 120.0, kl=-0.01), repeated(1, 8, 121.0, kl=-0.01)]
+    roomier = [repeated(2, 4, 100.0, kl=-0.05), repeated(3, 4, 101.0, kl=-0.05)]
+    best = best_feasible([*near, *roomier], THROUGHPUT)
+    assert best is not None and best.setting["ppo_micro_batch_size_per_gpu"] == 4
+
+
 def test_a_setting_whose_mean_breaks_a_limit_is_not_feasible_however_lucky_once() -> None:
     records = [repeated(0, 8, 120.0, kl=-0.05), repeated(1, 8, 121.0, kl=0.3)]
     assert best_feasible(records, THROUGHPUT) is None

@@ -30,7 +30,12 @@ def median(values: Sequence[float]) -> float:
     return float(np.median(values))
 
 
-def pooled_spread(groups: Sequence[Sequence[float]]) -> float:
+def pooled_spread(
+    groups: Sequence[Sequence[float]],
+    *,
+    usual: float = _USUAL_SPREAD,
+    worth: float = _USUAL_WORTH,
+) -> float:
     """Return the relative standard deviation of one repetition, pooled over groups of repetitions.
 
     Each group's deviations are divided by its own mean; few degrees of freedom are filled up with
@@ -38,8 +43,10 @@ def pooled_spread(groups: Sequence[Sequence[float]]) -> float:
 
     Args:
         groups: Repetitions of one thing each; groups of one, or with a mean of 0, say nothing.
+        usual: What is believed before any repetition.
+        worth: The degrees of freedom that this belief is worth.
     """
-    squares, freedom = _USUAL_WORTH * _USUAL_SPREAD**2, _USUAL_WORTH
+    squares, freedom = worth * usual**2, worth
     for group in groups:
         mean = math.fsum(group) / len(group) if group else 0.0
         if len(group) > 1 and mean:

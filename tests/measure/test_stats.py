@@ -63,6 +63,11 @@ def test_confidence_outside_zero_and_one_is_refused(confidence: float) -> None:
         bootstrap_interval([1.0], seed=0, confidence=confidence)
 
 
+def test_a_belief_about_the_spread_counts_as_often_as_it_is_worth() -> None:
+    spread = pooled_spread([[0.9, 1.1]], usual=0.08, worth=4)
+    assert spread == pytest.approx(math.sqrt((4 * 0.0064 + 0.02) / 5))
+
+
 def test_the_pooled_spread_is_that_of_repetitions_around_their_own_means() -> None:
     groups = [[100.0, 110.0, 90.0, 105.0, 95.0], [10.0, 11.0, 9.0, 10.5, 9.5], [7.0]]
     # both groups scatter by 0.0790569; 8 degrees of freedom and 2 of the usual 0.04
