@@ -191,7 +191,7 @@ class SearchConfig:
     num_startup_trials: int
     """Trials, the baseline included, before the sampler's model is used: drawn at random, by
     ``model`` far from each other among those that are predicted to fit."""
-    confirm_ratio: float = 0.2
+    confirm_ratio: float = 0.15
     """Share of ``num_trials`` that measures the best settings again, at the end."""
     first: list[dict[str, Any]] = field(default_factory=list)
     """Settings to try right after the baseline: knob -> value, the others as in the base job."""

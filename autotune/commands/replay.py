@@ -78,7 +78,7 @@ def settings_of(options: argparse.Namespace, seed: int) -> "SearchConfig":
         num_trials=options.trials,
         max_concurrent=options.concurrent,
         seed=seed,
-        num_startup_trials=min(3, options.trials),
+        num_startup_trials=min(2, options.trials),
         min_gain_ratio=options.min_gain,
     )
 
