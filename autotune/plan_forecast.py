@@ -130,6 +130,10 @@ def basis_of(
     if resources.num_ranks == 1:
         return None
     if file is not None:
+        if not Path(file).is_file():
+            raise BadInputError(
+                f"--calibration: there is no file {file}.", "`autotune calibrate` writes one."
+            )
         record = read_record(Path(file))
         if record.constants.world_size != resources.num_ranks:
             raise BadInputError(
