@@ -2,7 +2,7 @@
 
 Runs in the driver; needs no Ray and no GPU. What has no basis yet is said to have none: how long a
 step generates is known once trials of this sweep have run; the time limits bound it until then, and
-the predicted time of training is a part of it.
+what devices and links need for training at least is a part of it.
 """
 
 import dataclasses
@@ -71,8 +71,8 @@ class Plan:
     at_most: Cost
     """When every trial takes as long as its time limits allow."""
     training: Cost | None
-    """Of the phases that train and score alone, as fast as the base job is predicted to; None where
-    nothing is predicted."""
+    """Of the phases that train and score alone, as fast as the base job's devices and links allow;
+    None where nothing is predicted."""
     expected: Cost | None
     """From the trials that have finished; None when none has."""
     memory: Sequence[MemoryPart]
@@ -219,7 +219,7 @@ def text_of(sweep: Sweep, plan: Plan) -> str:
     else:
         lines.append("Expected: no basis yet; known once a trial has finished.")
     if plan.training is not None:
-        lines.append(_cost_text("Training alone", plan.training, unit))
+        lines.append(_cost_text("Training alone, at least", plan.training, unit))
     lines += _memory_lines(sweep, plan)
     lines += forecast_lines(plan.forecasts)
     if plan.remote_code:

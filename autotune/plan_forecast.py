@@ -294,9 +294,11 @@ def forecast_lines(found: Forecasts) -> list[str]:
         f"  Links and devices, {word}: {found.basis.text}.",
         f"  Sequences of {found.sequence_tokens} tokens, the longest that may occur: shorter ones "
         "hide less.",
-        "  Share: exposed / time of the phases that train and score and of the weight sync; "
-        "generation comes on top, so",
-        "  of a whole step it is less.",
+        "  Share: exposed / predicted time of the phases that train and score and of the weight "
+        "sync. Generation, copies",
+        "  and the host's own work between kernels are not in that time: the real share is "
+        "smaller, most of all for small",
+        "  models. Compare the settings with each other.",
     ]
     if found.basis.is_assumed:
         lines.append(

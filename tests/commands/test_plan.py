@@ -42,7 +42,7 @@ def test_it_says_everything_without_touching_a_cluster(
         "0: the base job:",
         "At most: 5.1 rank-hours, 2.55 h of wall time for 9 trials",
         "Expected: no basis yet",
-        "Training alone: ",
+        "Training alone, at least: ",
         "Memory on one device",
         "bucket_size=500000",
         "ASSUMED: gloo through the host's memory",
