@@ -75,14 +75,24 @@ def test_a_node_without_faults_has_none(tmp_path: Path) -> None:
     assert facts.temp_free_gib > 0
 
 
+LOST = "verl does not know plug-in autotune.verl_bridge.plugin, an entry point of verl.plugins"
+
+
 @pytest.mark.nightly
-def test_a_wrong_version_and_a_lost_plug_in_are_seen(tmp_path: Path) -> None:
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_a_wrong_version_and_a_lost_plug_in_are_seen(tmp_path: Path, device: str) -> None:
     fake_distribution(tmp_path, "transformers", "4.0.0")
     fake_distribution(tmp_path, "verl_autotune", "0.0.1")  # Has no entry points.
-    facts = probe_elsewhere(request(), on_path(tmp_path))
+    environment = {"VERL_PLATFORM": "cpu"} if device == "cpu" else {}
+    facts = probe_elsewhere(request(device=device, environment=environment), on_path(tmp_path))
     assert facts.versions == {"transformers": "4.0.0"}
-    assert facts.verl_problems is not None
-    assert any("platform" in problem.lower() for problem in facts.verl_problems)
+    assert facts.verl_problems is not None and LOST in facts.verl_problems
+
+
+@pytest.mark.nightly
+def test_a_plug_in_that_verl_is_told_to_pass_over_is_seen() -> None:
+    facts = probe_elsewhere(request(), {"VERL_USE_EXTERNAL_PLUGINS": "none"})
+    assert facts.verl_problems is not None and LOST in facts.verl_problems
 
 
 @pytest.mark.nightly
