@@ -13,6 +13,7 @@ in a sweep long enough not to notice it.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import platform
@@ -164,6 +165,13 @@ def as_json(sweep: Sweep, live: Sequence[SettingRun], cold: Sequence[SettingRun]
     return json.dumps(content, indent=1) + "\n"
 
 
+def logs_in(folder: Path | None) -> contextlib.AbstractContextManager[Path | str]:
+    """Return the folder for what the jobs print; None drops it at the end."""
+    if folder is None:
+        return tempfile.TemporaryDirectory()
+    return contextlib.nullcontext(folder.absolute())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Compare live trials with cold ones.")
     parser.add_argument("file", help="the sweep file")
@@ -172,12 +180,13 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1, help="of the settings")
     parser.add_argument("--rollout", action="store_true", help="turn the rollout's knobs too")
     parser.add_argument("--out", type=Path, default=Path("live.json"), help="file for the numbers")
+    parser.add_argument("--logs", type=Path, help="folder for what the jobs print; else dropped")
     parser.add_argument("--address", help="Ray cluster to use; without it a local one is started")
     options = parser.parse_args()
     sweep = load_sweep(options.file, options.overrides)
     followed = (*OF_TRAINING, Transition.ROLLOUT) if options.rollout else OF_TRAINING
     settings = pick_settings(sweep, options.settings, options.seed, followed)
-    with cluster(sweep, options.address), tempfile.TemporaryDirectory() as folder:
+    with cluster(sweep, options.address), logs_in(options.logs) as folder:
         live = run_live(sweep, settings, Path(folder) / "live")
         cold = run_cold(sweep, settings, Path(folder) / "cold")
     failed = [run.record.cause for run in [*live, *cold] if run.record.state.value != "complete"]
