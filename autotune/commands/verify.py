@@ -75,6 +75,7 @@ def _of_file(
 ) -> "tuple[Sweep, SweepStore, list[Candidate]]":
     """Return the sweep with the base job, a store of its own, and the file's setting."""
     from autotune.config import load_sweep
+    from autotune.report.reading import is_sweep
     from autotune.report.text import plural
     from autotune.store import SweepStore
     from autotune.sweep import store_of
@@ -94,7 +95,10 @@ def _of_file(
             "with the base job's values."
         )
     folder = store_of(sweep).folder
-    return sweep, SweepStore(folder.with_name(f"{folder.name}_verify")), [candidate]
+    folder = folder.with_name(f"{folder.name}_verify")
+    if is_sweep(folder):
+        raise BadInputError(f"{folder} is a sweep of its own.", "Add output_dir=FOLDER.")
+    return sweep, SweepStore(folder), [candidate]
 
 
 def _of_sweep(options: argparse.Namespace) -> "tuple[Sweep, SweepStore, list[Candidate]]":
