@@ -242,8 +242,10 @@ def gpu_seconds(record: TrialRecord, num_ranks: int) -> float:
 
 def _is_exported(data: SweepData, winner: TrialRecord | None) -> bool:
     """Say whether ``best.yaml`` holds the winner's setting; it may be that of an earlier winner."""
+    if winner is None or is_baseline(data, winner):
+        return False
     exported = [record for record in data.trials if record.number == data.exported]
-    return winner is not None and any(record.setting == winner.setting for record in exported)
+    return any(record.setting == winner.setting for record in exported)
 
 
 def _same_setting(record: TrialRecord, other: TrialRecord | None) -> bool:

@@ -65,12 +65,14 @@ def mark(record: TrialRecord) -> str:
 def points(
     x: Sequence[Any], y: Sequence[Any], *, name: str, hover: Sequence[str], show: bool = True
 ) -> go.Scatter:
-    """Return the trials of one outcome as points."""
+    """Return the trials of one outcome as points; the legend names outcomes in the order of
+    MARKS."""
     return go.Scatter(
         x=list(x),
         y=list(y),
         name=name,
         legendgroup=name,
+        legendrank=list(MARKS).index(name),
         showlegend=show,
         mode="markers",
         marker={
@@ -86,8 +88,9 @@ def points(
 
 
 def by_mark(records: Sequence[TrialRecord]) -> list[tuple[str, list[TrialRecord]]]:
-    """Return the trials by how they look, without empty groups."""
-    groups = [(name, [record for record in records if mark(record) == name]) for name in MARKS]
+    """Return the trials by how they look, without empty groups; feasible ones last, which are
+    then drawn above all others."""
+    groups = [(name, [r for r in records if mark(r) == name]) for name in reversed(MARKS)]
     return [(name, shown) for name, shown in groups if shown]
 
 

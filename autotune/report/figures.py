@@ -203,6 +203,7 @@ def timeline_figure(data: SweepData) -> go.Figure | None:
                 x=[1000 * duration_s(record) for record in shown],
                 orientation="h",
                 name=name,
+                legendrank=list(MARKS).index(name),
                 marker={"color": MARKS[name].color, "line": {"width": 0.5, "color": "#ffffff"}},
                 hovertext=[_timeline_hover(data, record) for record in shown],
                 hoverinfo="text",

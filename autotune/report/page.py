@@ -34,6 +34,7 @@ from autotune.report.reading import SweepData, read_sweep
 from autotune.report.repeats import count_text, repeat_marks, repetitions_line, settings_text
 from autotune.report.summary import (
     CLAIMS,
+    PAIRS_NOTE,
     TWO_KINDS_OF_JOBS,
     binding_text,
     gpu_word,
@@ -182,6 +183,7 @@ def _context(data: SweepData, answer: Answer) -> dict[str, Any]:
         "startup": startup_line(data.trials),
         "terms": TERMS,
         "two_kinds_of_jobs": TWO_KINDS_OF_JOBS,
+        "pairs_note": PAIRS_NOTE,
         "ratios": ratios_text(proof.pairs) if proof is not None else [],
         "failures": failures_of(data.trials),
         "figures": figures_of(data, answer),
@@ -235,6 +237,8 @@ def gauge_of(status: LimitStatus, binding: str | None) -> Gauge:
     room = status.headroom_ratio
     if room is None:
         text, tone = f"not measured: {status.reason}", "none"
+    elif room < -1:
+        text, tone = f"broken: {1 - room:.3g} times the limit", "bad"
     elif room < 0:
         text, tone = f"broken by {-100 * room:.0f} %", "bad"
     else:

@@ -44,6 +44,7 @@ CLAIMS = {
 }
 
 
+PAIRS_NOTE = "The proof's ratio is the mean over its pairs, not the quotient of the two means."
 TWO_KINDS_OF_JOBS = (
     "The sweep's live jobs and the proof's cold jobs differ (another time, fresh processes): "
     "compare ratios within each only."
@@ -233,6 +234,7 @@ def _headline(answer: Answer, data: SweepData) -> list[str]:
         if answer.sweep_gain is not None:
             ratio = f", {ratio_text(answer.sweep_gain.ratio)} times"
         in_sweep = [f"In the sweep's own jobs: {value}, baseline {own}{ratio}. {TWO_KINDS_OF_JOBS}"]
+        in_sweep.append(PAIRS_NOTE)
         line = f"{title}: trial {shown.number}, {answer.gain.metric} "
         line += format_value(answer.gain.metric, answer.gain.winner)
     return [

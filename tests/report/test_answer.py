@@ -100,6 +100,10 @@ def test_a_file_of_another_setting_is_no_production_command() -> None:
     assert answer(sweep_data([*records, again], exported=3)).production is not None
 
 
+def test_the_baselines_own_settings_are_no_production_command() -> None:
+    assert answer(sweep_data([trial(0), trial(1, 50.0)], exported=0)).production is None
+
+
 def test_a_production_command_survives_a_shell() -> None:
     data = sweep_data([trial(0), trial(1, 150.0)], folder=Path("/my sweeps/demo"))
     command = answer(data).production

@@ -94,8 +94,10 @@ def test_trials_at_the_same_time_get_lanes_of_their_own() -> None:
 def test_the_time_line_holds_failures_too() -> None:
     figure = timeline_figure(sweep_data([trial(0), failed(1)]))
     assert figure is not None
-    assert [trace.name for trace in figure.data] == ["feasible", "failed"]
-    assert "rank 1 ran out of memory" in figure.data[1].hovertext[0]
+    # Feasible trials are drawn last, above the others, and named first.
+    assert [trace.name for trace in figure.data] == ["failed", "feasible"]
+    assert [trace.legendrank for trace in figure.data] == [3, 0]
+    assert "rank 1 ran out of memory" in figure.data[0].hovertext[0]
 
 
 @pytest.mark.parametrize("draw", [limits_figure, convergence_figure, steps_figure, front_figure])

@@ -84,6 +84,8 @@ def test_the_first_screen_holds_the_answer() -> None:
 @pytest.mark.parametrize(
     ("records", "words"),
     [
+        ([trial(0, memory=0.99)], "no setting that was tried keeps every limit"),
+        ([trial(0)], "keep the base job's own settings"),
         ([], "No trial yet"),
         ([failed(0)], "Nothing feasible The baseline comes closest"),
         ([trial(0)], "Baseline wins Among 1 trial, no other feasible one is better"),
@@ -93,7 +95,7 @@ def test_the_first_screen_holds_the_answer() -> None:
 )
 def test_every_kind_of_answer_has_its_words(records: list[Any], words: str) -> None:
     data = sweep_data(records, exported=None)
-    text = body_of(report_page(data, answer(data)))
+    text = html.unescape(body_of(report_page(data, answer(data))))
     assert words in text and "Run it in production" not in text
 
 
@@ -154,6 +156,8 @@ def test_a_gauge_is_full_at_its_limit_and_red_beyond() -> None:
     broken = gauge_of(answer(sweep_data([trial(0, memory=0.99)])).limits[0], "peak_memory_ratio")
     assert broken.tone == "bad" and broken.room == "broken by 10 %" and broken.is_binding
     assert gauge_of(limits[1], None).tone == "none"
+    far = gauge_of(answer(sweep_data([trial(0, memory=2.7)])).limits[0], None)
+    assert far.room == "broken: 3 times the limit"
 
 
 def test_the_picture_of_the_interval_holds_one_and_both_ends() -> None:
