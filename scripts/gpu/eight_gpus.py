@@ -26,35 +26,18 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from autotune.config import Sweep, load_sweep
 from autotune.errors import BadInputError, ExitCode
 from autotune.landscape import json_text, landscape_of
 from autotune.plan import limit_of_cost
-from autotune.report.reading import SweepData, read_sweep
-from autotune.report.text import outcome
+from autotune.report.kept import METRICS, kept_record
+from autotune.report.reading import read_sweep
 from autotune.store import write_atomic
 from autotune.sweep import store_of
 
 ROOT = Path(__file__).parents[2]
 NUM_GPUS = 8
-KEPT_METRICS = (
-    "throughput_tokens_per_s_per_gpu",
-    "step_s",
-    "exposed_comm_ratio",
-    "exposed_wait_ratio",
-    "comm_ratio",
-    "kl_std",
-    "rank_divergence",
-    "peak_memory_ratio",
-    "peak_reserved_gib",
-    "mfu_ratio",
-    "startup_s",
-    "gpu_seconds",
-)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Part:
     """One thing to run."""
@@ -147,30 +130,6 @@ def load(part: Part) -> Sweep:
     return load_sweep(ROOT / part.file, list(part.overrides), is_elsewhere=True)
 
 
-def record_of(data: SweepData) -> dict[str, Any]:
-    """Return what is kept of a sweep in one small file: every trial's setting and main numbers."""
-    return {
-        "sweep": data.config.name,
-        "versions": dict(data.versions),
-        "calibration": None
-        if data.calibration is None
-        else data.calibration.constants.to_dict(),
-        "verification": None if data.verification is None else data.verification.to_dict(),
-        "trials": [
-            {
-                "number": record.number,
-                "outcome": outcome(record),
-                "start": record.start.value,
-                "setting": dict(record.setting),
-                "metrics": {name: record.metrics.get(name) for name in KEPT_METRICS},
-                "interval": record.intervals.get(data.config.objective.metric),
-                "cause": record.cause,
-            }
-            for record in data.trials
-        ],
-    }
-
-
 def keep(sweep: Sweep, name: str, results: Path) -> None:
     """Write a sweep's small record and its landscape, as far as it has come.
 
@@ -185,13 +144,13 @@ def keep(sweep: Sweep, name: str, results: Path) -> None:
     found = read_sweep(folder)
     own = [record for record in found.trials if record.number < sweep.config.search.num_trials]
     data = dataclasses.replace(found, trials=own)
-    write_atomic(results / f"{name}.json", json_text(record_of(data), rows="trials"))
+    write_atomic(results / f"{name}.json", json_text(kept_record(data), rows="trials"))
     if data.baseline is not None and data.baseline.state.is_setting_fault:
         config = data.config
         landscape = landscape_of(
             config.name, data.trials, config.objective.metric, config.constraints
         )
-        text = json_text(landscape.to_dict(KEPT_METRICS), rows="rows")
+        text = json_text(landscape.to_dict(METRICS), rows="rows")
         write_atomic(results / f"{name}_landscape.json", text)
 
 
