@@ -172,7 +172,7 @@ def _measure(sweep: Sweep, say: _Say) -> CalibrationRecord:
             say(name.replace("_", "-"))
             budget_s = _BUDGET_S[resources.device]
             samples[name] = ranks.call("collective", name=name, budget_s=budget_s)[0]
-        say("matrix products and copies")
+        say("a layer and copies")
         rates = {
             dtype: min(ranks.call("flops_per_s", dtype=dtype))
             for dtype in _DTYPES[resources.device]

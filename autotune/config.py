@@ -226,7 +226,7 @@ def _compose_base_job(
     given = config.base.overrides
     composed = compose_base(config.base.config_name, given)
     base_leaves = leaves(composed)
-    _check_engine(base_leaves)
+    _check_engine(base_leaves, config.resources.device)
     _check_one_pool(base_leaves)
     check_names(base_leaves, config.resources.device)
     added = _resource_overrides(config.resources, base_leaves, overridden_keys(given))
@@ -262,13 +262,22 @@ def _check_one_pool(base_leaves: Mapping[str, object]) -> None:
             )
 
 
-def _check_engine(base_leaves: Mapping[str, object]) -> None:
+def _check_engine(base_leaves: Mapping[str, object], device: str) -> None:
     if not job.uses_fsdp(base_leaves):
         engine, strategy = base_leaves.get("model_engine"), base_leaves[f"{job.ACTOR}.strategy"]
         raise BadInputError(
             f"base.overrides: model_engine is {engine!r} and {job.ACTOR}.strategy is {strategy!r}.",
             f"Only FSDP can be tuned: model_engine=dp with {job.ACTOR}.strategy=fsdp2 (or fsdp).",
         )
+    roles = [job.ACTOR]
+    roles += [job.REF] if job.has_reference_engine(base_leaves) else []
+    roles += ["critic"] if job.has_critic(base_leaves) else []
+    for key in (f"{role}.strategy" for role in roles):
+        if device == "cpu" and base_leaves[key] != "fsdp2":
+            raise BadInputError(
+                f"base.overrides: {key} is {base_leaves[key]!r}, but resources.device is cpu.",
+                f"torch's first FSDP wraps models on accelerators only: set {key}=fsdp2.",
+            )
     if not base_leaves["trainer.use_v1"]:
         raise BadInputError(
             "trainer.use_v1 is false.", "Trials run on verl's V1 trainer: remove the override."

@@ -265,6 +265,7 @@ def test_a_wrong_knob_is_refused(sweep_file: SweepFile, knobs: object, message: 
         ("trainer.nnodes=2", "trainer.nnodes is 2, but resources.nodes is 1"),
         ("trainer.device=cuda", "trainer.device is 'cuda', but resources.device is cpu"),
         ("trainer.use_v1=false", "trainer.use_v1 is false"),
+        (f"{ACTOR}.strategy=fsdp", f"{ACTOR}.strategy is 'fsdp', but resources.device is cpu"),
         ("model_engine=megatron", "model_engine is 'megatron'.*Only FSDP can be tuned"),
         (f"{ACTOR}.ppo_mini_batch_size=16", "verl refuses the base job: .*at least"),
         (f"{ACTOR}.ppo_micro_batch_size_per_gpu=5", "verl refuses the base job: .*must divide"),

@@ -8,6 +8,7 @@ import math
 import os
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -61,15 +62,30 @@ def two_nodes(sweep: Sweep) -> Iterator[None]:
         simulated.shutdown()
 
 
-def workers_by_node() -> list[int]:
-    """How many of verl's workers each node had."""
-    actors = ray._private.state.actors().values()
-    nodes = Counter(
-        actor["Address"]["NodeID"]
-        for actor in actors
-        if actor["ActorClassName"].startswith("WorkerDict")
-    )
-    return sorted(nodes.values())
+class Workers:
+    """Looks for verl's workers while a trial runs; knows how many each node had at most."""
+
+    def __init__(self) -> None:
+        self.by_node: list[int] = []
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._look)
+
+    def __enter__(self) -> "Workers":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._is_over.wait(2.0):
+            nodes = Counter(
+                actor["Address"]["NodeID"]
+                for actor in ray._private.state.actors().values()
+                if "WorkerDict" in actor["ActorClassName"] and actor["State"] == "ALIVE"
+            )
+            self.by_node = max(self.by_node, sorted(nodes.values()), key=sum)
 
 
 @pytest.fixture(scope="module")
@@ -84,8 +100,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[SettingRun
             folder = tmp_path_factory.mktemp("eight")
             sweep = load(layout, folder)
             with cluster(sweep, None) if layout == "one node" else two_nodes(sweep):
-                [run] = run_live(sweep, [sweep.space.baseline()], folder / "logs")
-                found[layout] = run, workers_by_node()
+                with Workers() as workers:
+                    [run] = run_live(sweep, [sweep.space.baseline()], folder / "logs")
+                found[layout] = run, workers.by_node
     finally:
         os.chdir(before)
     return found

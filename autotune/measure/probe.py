@@ -26,7 +26,10 @@ from autotune.models.model_shape import KERNELS_PER_MODULE
 MESSAGE_BYTES = tuple(4**power * 65536 for power in range(8))
 """64 KiB to 1 GiB."""
 
-_MATRIX_SIZE = {"cuda": 8192, "cpu": 512}
+_LARGE_LAYER = {"cuda": (4096, 32, 4, 1024), "cpu": (256, 4, 2, 128)}
+"""Hidden size, heads, sequences and their tokens of the layer that computes."""
+_SMALL_LAYER = (64, 4)
+"""Hidden size and heads of the layer that is launched."""
 _COPY_BYTES = {"cuda": 2**30, "cpu": 2**25}
 _MEMORY_SHARE = 0.25
 """Share of the free memory that one message may take; its shard takes less again."""
@@ -40,29 +43,38 @@ _TIMEOUT = timedelta(seconds=60)
 
 
 class _Layer(torch.nn.Module):
-    """A decoder layer's modules and operations: attention with rotated positions, a gated MLP."""
+    """A decoder layer's modules and operations: attention with rotated positions, a gated MLP.
 
-    WIDTH, HEADS, GROUPS, INNER = 64, 4, 2, 128
+    Args:
+        width: Hidden size; the MLP's is three times as large.
+        heads: Of attention; half as many for keys and values.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        width, shared = self.WIDTH, self.WIDTH * self.GROUPS // self.HEADS
+        self._heads = heads
+        self.width = width
         self.norms = torch.nn.ModuleList(torch.nn.RMSNorm(width) for _ in "ab")
         self.query, self.key, self.value, self.output = (
-            torch.nn.Linear(width, size) for size in (width, shared, shared, width)
+            torch.nn.Linear(width, size) for size in (width, width // 2, width // 2, width)
         )
-        self.gate, self.up = (torch.nn.Linear(width, self.INNER, bias=False) for _ in "ab")
-        self.down = torch.nn.Linear(self.INNER, width, bias=False)
+        self.gate, self.up = (torch.nn.Linear(width, 3 * width, bias=False) for _ in "ab")
+        self.down = torch.nn.Linear(3 * width, width, bias=False)
         self.activation = torch.nn.SiLU()
+
+    def flops(self, sequences: int, tokens: int) -> float:
+        """Return the operations of a forward and a backward pass, as the planner counts them."""
+        matrices = sum(each.numel() for each in self.parameters() if each.dim() > 1)
+        return 3 * sequences * tokens * (2.0 * matrices + 2.0 * self.width * tokens)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return the layer's output for (sequences, tokens, width)."""
         normed = self.norms[0](hidden)
         query, key, value = (
-            part(normed).unflatten(-1, (-1, self.WIDTH // self.HEADS)).transpose(1, 2)
+            part(normed).unflatten(-1, (-1, self.width // self._heads)).transpose(1, 2)
             for part in (self.query, self.key, self.value)
         )
-        key, value = (x.repeat_interleave(self.HEADS // self.GROUPS, dim=1) for x in (key, value))
+        key, value = (x.repeat_interleave(2, dim=1) for x in (key, value))
         attended = torch.nn.functional.scaled_dot_product_attention(
             _rotated(query), _rotated(key), value, is_causal=True
         )
@@ -137,13 +149,14 @@ class RankProbe:
         return samples
 
     def flops_per_s(self, dtype: str) -> float:
-        """Return the FLOP/s of a large matrix product while all ranks compute one."""
-        size = _MATRIX_SIZE[self._device]
-        left, right = (
-            torch.randn(size, size, device=self._device).to(getattr(torch, dtype)) for _ in "ab"
-        )
-        out = torch.empty_like(left)
-        return 2 * size**3 / self._time(lambda: torch.mm(left, right, out=out))[0]
+        """Return the FLOP/s of a large layer, forward and backward, while all ranks compute one.
+
+        Less than its matrix products reach alone: the rest of a layer moves memory.
+        """
+        width, heads, sequences, tokens = _LARGE_LAYER[self._device]
+        layer, hidden = self._layer(width, heads, (sequences, tokens), getattr(torch, dtype))
+        seconds, _ = self._time(lambda: layer(hidden).backward(hidden.detach()))
+        return layer.flops(sequences, tokens) / seconds
 
     def copy_bytes_per_s(self) -> float:
         """Return the bytes that a copy within the device moves a second."""
@@ -157,14 +170,23 @@ class RankProbe:
         Modules, autograd and views take the host longer than the launch itself, so that a whole
         little layer is timed, forward and backward. It counts as many kernels as the planner does.
         """
-        layer = _Layer().to(self._device)
-        tokens = torch.zeros(1, 1, _Layer.WIDTH, device=self._device, requires_grad=True)
+        layer, hidden = self._layer(*_SMALL_LAYER, (1, 1), torch.float32)
         times = [
-            self._host_s(lambda: layer(tokens).sum().backward()) for _ in range(_REPETITIONS + 1)
+            self._host_s(lambda: layer(hidden).backward(hidden.detach()))
+            for _ in range(_REPETITIONS + 1)
         ]
         # A backward pass launches about two kernels for each of forward's.
         num_modules = sum(1 for module in layer.modules() if not any(module.children()))
         return self._slowest(median(times[1:])) / (3 * KERNELS_PER_MODULE * num_modules)
+
+    def _layer(
+        self, width: int, heads: int, shape: tuple[int, int], dtype: torch.dtype
+    ) -> tuple[_Layer, torch.Tensor]:
+        """Return a layer and an input of so many sequences and tokens."""
+        layer = _Layer(width, heads).to(self._device, dtype)
+        return layer, torch.randn(
+            *shape, width, device=self._device, dtype=dtype, requires_grad=True
+        )
 
     def leave(self) -> None:
         """End the process group."""

@@ -39,9 +39,10 @@ class Calibration:
     reduce_scatter: CollectiveCost
     all_reduce: CollectiveCost
     flops_per_s: Mapping[str, float]
-    """torch's name of a dtype (``bfloat16``) -> FLOP/s that large matrix products reach."""
+    """torch's name of a dtype (``bfloat16``) -> FLOP/s that a large decoder layer reaches,
+    forward and backward."""
     launch_overhead_s: float
-    """Host time to launch one kernel."""
+    """Host time for one kernel of a layer, modules and autograd included."""
     copy_bytes_per_s: float
     """Bandwidth of a copy within one device, bytes copied a second."""
 

@@ -146,8 +146,7 @@ def hiding_tokens(calibration: Calibration, *, dtype: str) -> int | None:
     """Return the micro-batch tokens from which a layer's forward pass hides its all-gather.
 
     A layer of P parameters gathers P x (bytes of a number) / bandwidth and computes 2 P x tokens /
-    FLOP/s: the size of the layer cancels out. Latency and attention are left out, and so is the
-    difference between a large matrix product and a layer.
+    FLOP/s: the size of the layer cancels out. Latency and attention are left out.
 
     Args:
         calibration: The measured constants.

@@ -51,7 +51,7 @@ def calibration_text(record: CalibrationRecord) -> str:
         )
     lines.append("")
     for dtype, rate in constants.flops_per_s.items():
-        lines.append(f"{dtype} matrix products: {rate / 1e12:.3g} TFLOP/s a rank")
+        lines.append(f"{dtype} in a decoder layer: {rate / 1e12:.3g} TFLOP/s a rank")
     lines += [
         f"copies within a device: {constants.copy_bytes_per_s / 1e9:.3g} GB/s",
         f"launching an operation: {constants.launch_overhead_s * 1e6:.1f} us",

@@ -1,9 +1,9 @@
-"""verl's FSDP engines for the device ``cpu``; verl registers its own for cuda and npu only.
+"""verl's FSDP2 engines for the device ``cpu``; verl registers its own for cuda and npu only.
 
-Runs in verl's training workers. Overlap plans apply as on an accelerator. Two things differ: the
-reference is not wrapped with a pinned CPU-offload policy (pinning needs an accelerator, and the
-parameters are on the CPU already), and the critic is built with the job's own attention
-implementation (verl hard-codes flash attention for it).
+Runs in verl's training workers; torch's first FSDP needs an accelerator. Overlap plans apply as on
+an accelerator. Two things differ: the reference is not wrapped with a pinned CPU-offload policy
+(pinning needs an accelerator, and the parameters are on the CPU already), and the critic is built
+with the job's own attention implementation (verl hard-codes flash attention for it).
 """
 
 import dataclasses
@@ -36,12 +36,12 @@ class _NoPinnedOffload:
             self.engine_config = config
 
 
-@EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device="cpu")
+@EngineRegistry.register(model_type="language_model", backend="fsdp2", device="cpu")
 class CPUFSDPEngineWithLMHead(_OnHost, _NoPinnedOffload, FSDPEngineWithLMHead):
     """Actor and reference."""
 
 
-@EngineRegistry.register(model_type="value_model", backend=["fsdp", "fsdp2"], device="cpu")
+@EngineRegistry.register(model_type="value_model", backend="fsdp2", device="cpu")
 class CPUFSDPEngineWithValueHead(PlannedWrapping, _NoPinnedOffload, FSDPEngineWithValueHead):
     """Critic."""
 

@@ -6,9 +6,11 @@ Started by ``test_consistency_probe.py``; each case is the quickstart's job with
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 NUM_RANKS = 2
+FSDP1 = "fsdp1"
 CASES: dict[str, tuple[str, ...]] = {
     "baseline": (),
     "micro_batch": ("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8",),
@@ -23,11 +25,11 @@ CASES: dict[str, tuple[str, ...]] = {
         "actor_rollout_ref.actor.fsdp_config.reshard_after_forward=false",
     ),
     "bf16": ("+actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=bf16",),
-    "fsdp1": ("actor_rollout_ref.actor.strategy=fsdp",),
+    FSDP1: (),
 }
 
 
-def _measured(overrides: list[str]) -> dict[str, Any]:
+def _measured(overrides: list[str], *, is_fsdp1: bool) -> dict[str, Any]:
     import torch
     from verl.trainer.ppo.utils import need_critic  # noqa: F401  (loads verl's plug-ins)
 
@@ -39,6 +41,9 @@ def _measured(overrides: list[str]) -> dict[str, Any]:
     worker: Any = TrialActorRolloutRefWorker(config=config.actor_rollout_ref, role="actor")
     worker.init_model()
     module = worker.actor.engine.module
+    if is_fsdp1:
+        # torch's first FSDP wraps nothing on a CPU.
+        worker.actor.engine_config = SimpleNamespace(strategy="fsdp")
 
     def state() -> list[torch.Tensor]:
         for part in module.modules():
@@ -84,5 +89,5 @@ def run(rank: int, folder: str, overrides: list[str]) -> None:
     for name, changes in CASES.items():
         changed = {change.split("=")[0] for change in changes}
         kept = [override for override in overrides if override.split("=")[0] not in changed]
-        measured[name] = _measured([*kept, *changes])
+        measured[name] = _measured([*kept, *changes], is_fsdp1=name == FSDP1)
     Path(folder, f"{rank}.json").write_text(json.dumps(measured))
