@@ -1,4 +1,4 @@
-"""Two gloo ranks that train a small FSDP2 model, each time with another fault.
+"""Gloo ranks that train a small FSDP2 model, each time with another fault.
 
 Started by ``test_faults.py``. What is measured is what a trial measures: k(r,t) of each step's
 first mini-batch, the sketch of a fixed mini-batch's gradient, the KL from the start after two
@@ -19,7 +19,6 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from autotune.measure.gradients import sketch_gradients
 from autotune.measure.kl import kl_from_start
 
-NUM_RANKS = 2
 VOCABULARY, WIDTH, NUM_LAYERS, LENGTH = 61, 48, 3, 12
 ROWS_PER_RANK = 8
 NUM_STEPS = 3
@@ -101,10 +100,11 @@ class _OwnGradient:
 def _built(scenario: Scenario) -> Any:
     torch.manual_seed(1)
     model: Any = _Model()
+    num_ranks = dist.get_world_size()
     if scenario.is_replicated:
-        mesh = init_device_mesh("cpu", (NUM_RANKS, 1), mesh_dim_names=("replicate", "shard"))
+        mesh = init_device_mesh("cpu", (num_ranks, 1), mesh_dim_names=("replicate", "shard"))
     else:
-        mesh = init_device_mesh("cpu", (NUM_RANKS,))
+        mesh = init_device_mesh("cpu", (num_ranks,))
     policy = MixedPrecisionPolicy(reduce_dtype=scenario.reduce_dtype)
     if not scenario.is_one_unit:
         for layer in model.layers:
@@ -128,11 +128,12 @@ def _perturb(model: Any) -> None:
 
 def _rows(scenario: Scenario, *, seed: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the tokens and advantages of one rank's part of a mini-batch."""
-    own_seed = seed if scenario.cancelling else seed + 100 * rank
+    # Where gradients cancel, an odd rank has the data of the one before it.
+    own_seed = seed + 100 * (rank - rank % 2 if scenario.cancelling else rank)
     generator = torch.Generator().manual_seed(own_seed)
     tokens = torch.randint(VOCABULARY, (ROWS_PER_RANK, LENGTH), generator=generator)
     advantages = torch.randn(ROWS_PER_RANK, LENGTH - 1, generator=generator)
-    if scenario.cancelling and rank == 1:
+    if scenario.cancelling and rank % 2:
         noise = torch.Generator().manual_seed(seed + 7)
         advantages = -advantages + 5e-3 * torch.randn(advantages.shape, generator=noise)
     return tokens, advantages
@@ -148,14 +149,15 @@ def _accumulate(
 ) -> torch.Tensor:
     """Add up the gradient of one mini-batch; return log_prob as the update sees it."""
     seen = []
-    num_tokens = advantages.numel() * NUM_RANKS
+    num_ranks = dist.get_world_size()
+    num_tokens = advantages.numel() * num_ranks
     parts = zip(*(x.split(scenario.micro_batch) for x in (tokens, advantages, old)), strict=True)
     for index, (part, advantage, old_part) in enumerate(parts):
         log_prob = model(part)
         seen.append(log_prob.detach())
         ratio = (log_prob - old_part).exp()
         # FSDP takes the mean over ranks.
-        loss = -(ratio * advantage).sum() / num_tokens * NUM_RANKS
+        loss = -(ratio * advantage).sum() / num_tokens * num_ranks
         (loss * (scenario.first_loss_scale if index == 0 else 1.0)).backward()
     return torch.cat(seen)
 
@@ -197,11 +199,11 @@ def _step(model: Any, optimizer: Any, scenario: Scenario, *, seed: int) -> float
     return float((old - log_prob).double().mean())
 
 
-def run(rank: int, folder: str) -> None:
+def run(rank: int, folder: str, num_ranks: int) -> None:
     """Run every scenario on one rank and write what was measured."""
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=NUM_RANKS
+        "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=num_ranks
     )
     measured = {name: _measured(scenario) for name, scenario in SCENARIOS.items()}
     Path(folder, f"{rank}.json").write_text(json.dumps(measured))

@@ -1,7 +1,7 @@
 """Each consistency metric against the fault that it is there for, on real gloo ranks with FSDP2.
 
-The right metric passes its limit, the others stay where they were. One start of the ranks serves
-all tests.
+The right metric passes its limit, the others stay where they were. One start of two ranks and one
+of four serve all tests.
 """
 
 import json
@@ -23,15 +23,14 @@ pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 Values = dict[str, float]
 
 
-@pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Values]:
+@pytest.fixture(scope="module", params=[2, 4])
+def measured(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> dict[str, Values]:
     """Scenario -> metric -> value, relative to the plain run with the same data."""
-    folder = tmp_path_factory.mktemp("faults")
-    multiprocessing.spawn(fault_ranks.run, args=(str(folder),), nprocs=fault_ranks.NUM_RANKS)
-    ranks = [
-        json.loads(Path(folder, f"{rank}.json").read_text())
-        for rank in range(fault_ranks.NUM_RANKS)
-    ]
+    folder, num_ranks = tmp_path_factory.mktemp("faults"), int(request.param)
+    multiprocessing.spawn(fault_ranks.run, args=(str(folder), num_ranks), nprocs=num_ranks)
+    ranks = [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(num_ranks)]
     return {
         name: _values(
             [rank[name] for rank in ranks],

@@ -1,4 +1,4 @@
-"""Two gloo ranks that build verl's real engines under many overlap plans and train a little model.
+"""Gloo ranks that build verl's real engines under many overlap plans and train a little model.
 
 Run by test_overlap.py, once for all of its tests: importing verl takes longer than everything here.
 Every case goes through the same two updates; what it did is written as JSON.
@@ -16,7 +16,6 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity
 
 NUM_LAYERS = 4
-NUM_RANKS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,14 +39,14 @@ class Case:
     """Case whose checkpoint is loaded; only the third update follows."""
 
 
-def run(rank: int, cases: list[Case], folder: Path) -> None:
+def run(rank: int, cases: list[Case], folder: Path, num_ranks: int) -> None:
     """Run all cases in order on one rank."""
     os.environ.update(
-        VERL_PLATFORM="cpu", RANK=str(rank), WORLD_SIZE=str(NUM_RANKS), LOCAL_RANK=str(rank)
+        VERL_PLATFORM="cpu", RANK=str(rank), WORLD_SIZE=str(num_ranks), LOCAL_RANK=str(rank)
     )
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=NUM_RANKS
+        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=num_ranks
     )
     if rank == 0:
         _save_models(folder)

@@ -1,4 +1,5 @@
-"""verl's real engines under overlap plans, on two gloo ranks: units, schedule, and equal numbers.
+"""verl's real engines under overlap plans, on two and four gloo ranks: units, schedule, and equal
+numbers.
 
 One layer of the little model holds 9,344 parameters, 37,376 bytes in fp32.
 """
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 import torch.multiprocessing as mp
 from engine_knobs import ENTROPY, TURNED
-from overlap_ranks import NUM_RANKS, Case, run
+from overlap_ranks import Case, run
 
 # verl is imported and twenty engines are built, on however busy a machine.
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1800)]
@@ -85,11 +86,23 @@ CASES = [
 ]
 
 
+ON_FOUR = ("plain", "pairs", "all", "deep", "kept", "no_sync")
+
+
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Mapping[str, Any]]:
-    folder = tmp_path_factory.mktemp("overlap")
-    mp.spawn(run, args=(CASES, folder), nprocs=NUM_RANKS)
-    return {case.name: _read(folder, case.name, rank=0) for case in CASES}
+    return _run(CASES, tmp_path_factory.mktemp("overlap"), num_ranks=2)
+
+
+@pytest.fixture(scope="module")
+def on_four(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Mapping[str, Any]]:
+    cases = [case for case in CASES if case.name in ON_FOUR]
+    return _run(cases, tmp_path_factory.mktemp("overlap"), num_ranks=4)
+
+
+def _run(cases: list[Case], folder: Path, *, num_ranks: int) -> dict[str, Mapping[str, Any]]:
+    mp.spawn(run, args=(cases, folder, num_ranks), nprocs=num_ranks)
+    return {case.name: _read(folder, case.name, rank=0) for case in cases}
 
 
 def _read(folder: Path, name: str, rank: int) -> Mapping[str, Any]:
@@ -303,3 +316,27 @@ def test_a_checkpoint_of_one_plan_goes_on_under_another(
     assert units(results[name]) != units(results["pairs"])
     expected = results["pairs"]["third_update"]
     assert results[name]["third_update"] == pytest.approx(expected, rel=1e-6)
+
+
+# Four ranks
+
+
+def test_on_four_ranks_units_and_collectives_are_those_of_two(
+    results: Mapping[str, Any], on_four: Mapping[str, Any]
+) -> None:
+    for name in ON_FOUR:
+        assert units(on_four[name]) == units(results[name])
+        for kind in ("gather", "reduce"):
+            found, expected = (
+                [unit for what, unit in each[name]["schedule"] if what == kind]
+                for each in (on_four, results)
+            )
+            assert found == expected, (name, kind)
+
+
+@pytest.mark.parametrize("name", [name for name in ON_FOUR if name != "plain"])
+def test_on_four_ranks_losses_and_gradient_norms_do_not_depend_on_the_plan(
+    on_four: Mapping[str, Any], name: str
+) -> None:
+    found, expected = on_four[name]["updates"][0], on_four["plain"]["updates"][0]
+    assert found == pytest.approx(expected, rel=1e-6)
