@@ -102,7 +102,7 @@ def measure_point(
         "steps_s": times[options.warmup :],
         "tokens_per_s_per_rank": options.sequences * options.sequence_tokens / step_s,
         "peak_bytes": _peak_bytes(options.device),
-        "profiled": _profiled(update),
+        "profiled": _profiled(update, _folder_of(point, options.traces)),
     }
     predicted = predict_update(
         plan,
@@ -195,8 +195,19 @@ def _peak_bytes(device: str) -> int | None:
     return peak
 
 
-def _profiled(update: Any) -> dict[str, Any]:
-    """Run one update under the profiler; return its communication over all ranks."""
+def _folder_of(point: Point, traces: Path | None) -> Path | None:
+    if traces is None:
+        return None
+    return traces / "_".join(str(int(value)) for value in dataclasses.astuple(point))
+
+
+def _profiled(update: Any, folder: Path | None) -> dict[str, Any]:
+    """Run one update under the profiler; return its communication over all ranks.
+
+    Args:
+        update: Runs it.
+        folder: Gets each rank's Chrome trace and what was read from it; None: nothing is kept.
+    """
     from autotune.measure.clocks import measure_clock_offset_us
     from autotune.measure.communication import step_communication
     from autotune.measure.intervals import length, merge
@@ -207,6 +218,11 @@ def _profiled(update: Any) -> dict[str, Any]:
     profiler.start()
     update()
     trace = profiler.stop()
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        profiler.export(folder / f"rank_{dist.get_rank()}.chrome.json.gz")
+        content = json.dumps(trace.to_dict())
+        (folder / f"rank_{dist.get_rank()}.json").write_text(content, encoding="utf-8")
     traces: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(traces, trace)
     step_s = max(each.window_us[1] - each.window_us[0] for each in traces) / 1e6
@@ -323,6 +339,7 @@ def main() -> None:
     parser.add_argument("--micro-batches", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
     parser.add_argument("--layers-per-unit", type=int, nargs="+", default=[1, 2, 4, 7, 14])
     parser.add_argument("--depths", type=int, nargs="+", default=[0, 1, 2, 4])
+    parser.add_argument("--traces", type=Path, help="folder for Chrome traces of every point")
     parser.add_argument("--warmup", type=int, default=1)
     parser.add_argument("--steps", type=int, default=3)
     options = parser.parse_args()

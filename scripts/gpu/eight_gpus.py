@@ -10,7 +10,8 @@ sweeps' folders, ``<part>.json`` and, of sweeps, ``<part>_landscape.json``.
 scenarios   trial 0 and the settings that the sweep file tries first: one job on all GPUs
 four_beside four jobs at once on two GPUs each, against one alone
 two_beside  two jobs at once on four GPUs each, against one alone
-overlap     overlap plans of plain FSDP2 on all GPUs, predicted beside measured
+overlap     overlap plans of plain FSDP2 on all GPUs, predicted beside measured;
+            overlap_errors sums them up
 sweep       the scenarios' sweep to its full number of trials, and its verification
 """
 
@@ -68,6 +69,13 @@ def parts(options: argparse.Namespace) -> list[Part]:
                 *("scripts/overlap_landscape.py", "--out", f"{options.results}/overlap.jsonl"),
                 *("--ranks", str(NUM_GPUS), "--shape", "1.5b", "--micro-batches", "1", "4", "16"),
                 *("--layers-per-unit", "1", "4", "--depths", "0", "2", "--steps", "2"),
+            ),
+        ),
+        Part(
+            name="overlap_errors",
+            command=(
+                *("scripts/overlap_errors.py", f"{options.results}/overlap.jsonl"),
+                *("--out", f"{options.results}/overlap.json"),
             ),
         ),
         _sweep_part("sweep", options.whole, (folder, *options.overrides)),

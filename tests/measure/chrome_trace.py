@@ -1,11 +1,16 @@
 """The exposed share a second time, from Chrome traces: another reader and another method.
 
-Nothing of the package is used here. The package merges intervals and subtracts them; this counts
-open intervals between neighbouring edges with pandas. Definitions are those of ``metrics.py``.
+Nothing of the package is used to compute it. The package merges intervals and subtracts them; this
+counts open intervals between neighbouring edges with pandas. Definitions are those of
+``metrics.py``. Run as a script, it compares both on folders with the traces of each rank, as
+``scripts/overlap_landscape.py --traces`` leaves them:
+
+    python tests/measure/chrome_trace.py traces/*
 """
 
 import gzip
 import json
+import sys
 from pathlib import Path
 
 import pandas as pd
@@ -13,6 +18,8 @@ import pandas as pd
 # Spans around other operators, which hold the waiting of FSDP's hooks.
 AROUND_OTHERS = ("autograd::", "torch::autograd::")
 NO_COMPUTE = ("c10d::", "_c10d_functional::")
+NCCL = r"^nccl\w*?Kernel_([A-Za-z]+)"
+WITHIN = 0.02
 
 
 def read(path: Path) -> pd.DataFrame:
@@ -55,14 +62,22 @@ def exposed_comm_ratio(
 
 
 def _collectives(events: pd.DataFrame) -> pd.DataFrame:
-    """Return Gloo's collectives; the same row label is the same collective on every rank."""
-    own = events[events["name"].str.startswith("gloo:")].sort_values("start")
-    order = own.groupby("name").cumcount().astype(str)
-    return own.set_index(own["name"] + "#" + order)
+    """Return the collectives; the same row label is the same collective on every rank."""
+    own = events[_is_nccl(events) | events["name"].str.startswith("gloo:")].sort_values("start")
+    kinds = own["name"].str.extract(NCCL)[0].fillna(own["name"])
+    order = own.groupby(kinds).cumcount().astype(str)
+    return own.set_index(kinds + "#" + order)
+
+
+def _is_nccl(events: pd.DataFrame) -> pd.Series:
+    return (events["cat"] == "kernel") & events["name"].str.match(NCCL)
 
 
 def _compute(events: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return operators, and the spans in which an operator only waits or enqueues."""
+    """Return what computes, and the spans in which an operator only waits or enqueues."""
+    kernels = events[events["cat"] == "kernel"]
+    if len(kernels):
+        return kernels[~_is_nccl(kernels)], kernels.iloc[:0]
     gloo_threads = events.loc[events["name"].str.startswith("gloo:"), "tid"].unique()
     operators = events[
         (events["cat"] == "cpu_op")
@@ -92,3 +107,37 @@ def _exposed_us(edges: pd.DataFrame) -> float:
     computes = (open_spans["compute"] > 0) & (open_spans["hidden"] == 0)
     exposed = (open_spans["transfer"] > 0) & ~computes & (open_spans["window"] > 0)
     return float(lengths[exposed.loc[lengths.index]].sum())
+
+
+def compare(folder: Path) -> tuple[float, float]:
+    """Return the package's exposed share and the one computed here."""
+    from autotune.measure.communication import step_communication
+    from autotune.measure.traces import RankTrace
+
+    own = sorted(folder.glob("rank_*[0-9].json"))
+    traces = [RankTrace.from_dict(json.loads(path.read_text())) for path in own]
+    step_us = max(end - start for start, end in (trace.window_us for trace in traces))
+    values, _ = step_communication(traces, step_s=step_us / 1e6, weight_sync_s=0.0)
+    first = values["exposed_comm_ratio"]
+    assert first is not None
+    second = exposed_comm_ratio(
+        [read(path.with_suffix(".chrome.json.gz")) for path in own],
+        [trace.window_us for trace in traces],
+        step_us,
+    )
+    return first, second
+
+
+def main(folders: list[str]) -> int:
+    """Print both shares of every folder; 1 where they differ by more than two points."""
+    worst = 0.0
+    for name in folders:
+        first, second = compare(Path(name))
+        worst = max(worst, abs(first - second))
+        print(f"{name}: {100 * first:.2f} %, a second time {100 * second:.2f} %")
+    print(f"Largest difference: {100 * worst:.3f} percentage points")
+    return int(worst > WITHIN)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -19,9 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from autotune.measure.clocks import measure_clock_offset_us
-from autotune.measure.communication import step_communication
 from autotune.measure.kineto import StepProfiler
-from autotune.measure.traces import RankTrace
 
 NUMS_RANKS = (2, 4)
 NUM_LAYERS, WIDTH, NUM_ROWS = 4, 512, 256
@@ -34,24 +32,39 @@ def data(num_ranks: int) -> Path:
 
 @pytest.mark.parametrize("num_ranks", NUMS_RANKS)
 def test_a_second_implementation_finds_the_same_exposed_share(num_ranks: int) -> None:
-    traces = [
-        RankTrace.from_dict(json.loads((data(num_ranks) / f"rank_{rank}.json").read_text()))
-        for rank in range(num_ranks)
-    ]
-    step_s = max(end - start for start, end in (t.window_us for t in traces)) / 1e6
-    values, _ = step_communication(traces, step_s=step_s, weight_sync_s=0.0)
-    second = chrome_trace.exposed_comm_ratio(
-        [
-            chrome_trace.read(data(num_ranks) / f"rank_{rank}.chrome.json.gz")
-            for rank in range(num_ranks)
-        ],
-        [trace.window_us for trace in traces],
-        step_s * 1e6,
-    )
-    assert values["exposed_comm_ratio"] == pytest.approx(second, abs=0.02)
+    first, second = chrome_trace.compare(data(num_ranks))
+    assert first == pytest.approx(second, abs=chrome_trace.WITHIN)
     # Neither nothing nor everything is exposed: the agreement says something.
-    overlap = values["comm_overlap_ratio"]
-    assert 0.02 < second < 0.9 and overlap is not None and overlap > 0.1
+    assert 0.02 < second < 0.9
+
+
+def test_kernels_of_nccl_are_collectives_and_all_others_compute(tmp_path: Path) -> None:
+    # Rank 0 gathers from 0 to 60 us, but rank 1 joins at 20 us. Rank 0 computes from 30 to 40 us and
+    # copies from 40 to 50 us: 10 us of the transfer are hidden there, none on rank 1.
+    gather = "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+    write_rank(tmp_path, 0, [(gather, 0, 60), ("gemm", 30, 10), ("Memcpy DtoD", 40, 10)])
+    write_rank(tmp_path, 1, [(gather, 20, 40), ("gemm", 0, 20)])
+    ranks = [chrome_trace.read(tmp_path / f"rank_{rank}.chrome.json.gz") for rank in (0, 1)]
+    found = chrome_trace.exposed_comm_ratio(ranks, [(0.0, 100.0)] * 2, 100.0)
+    assert found == pytest.approx(0.4)
+    assert chrome_trace.exposed_comm_ratio(ranks[:1], [(0.0, 100.0)], 100.0) == pytest.approx(0.5)
+
+
+def write_rank(folder: Path, rank: int, kernels: list[tuple[str, float, float]]) -> None:
+    """Write a Chrome trace of (name, start, duration) in microseconds."""
+    events = [
+        {
+            "ph": "X",
+            "cat": "gpu_memcpy" if name.startswith("Memcpy") else "kernel",
+            "name": name,
+            "tid": 7,
+            "ts": start,
+            "dur": duration,
+        }
+        for name, start, duration in kernels
+    ]
+    text = json.dumps({"traceEvents": events, "baseTimeNanoseconds": 0})
+    (folder / f"rank_{rank}.chrome.json.gz").write_bytes(gzip.compress(text.encode()))
 
 
 def _record(rank: int, folder: str, num_ranks: int) -> None:

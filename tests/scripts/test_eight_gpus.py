@@ -17,7 +17,7 @@ from autotune.landscape import read_landscape
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "gpu" / "eight_gpus.py"
-PARTS = ["scenarios", "four_beside", "two_beside", "overlap", "sweep"]
+PARTS = ["scenarios", "four_beside", "two_beside", "overlap", "overlap_errors", "sweep"]
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,6 @@
-"""The runner of overlap plans, on two gloo ranks: what it writes, and that it goes on."""
+"""The runner of overlap plans, on two gloo ranks: what it writes, that its traces say the same twice, and
+that it goes on.
+"""
 
 import json
 import os
@@ -11,6 +13,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
+LAST = ("0_0", "0_1", "1_0", "1_1")
+"""Resharding and no-sync in the names of the traces' folders."""
+
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 
 
@@ -18,7 +23,7 @@ def run(out: Path, *layers_per_unit: str) -> list[dict[str, Any]]:
     command = [sys.executable, "scripts/overlap_landscape.py", "--out", str(out)]
     command += ["--device", "cpu", "--shape", "tiny", "--sequences", "2", "--sequence-tokens", "16"]
     command += ["--micro-batches", "1", "--depths", "0", "--steps", "1"]
-    command += ["--layers-per-unit", *layers_per_unit]
+    command += ["--layers-per-unit", *layers_per_unit, "--traces", str(out.parent / "traces")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "VERL_PLATFORM": "cpu"}
     subprocess.run(command, cwd=ROOT, env=environment, check=True)
     return [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
@@ -33,6 +38,11 @@ def test_points_are_measured_once_with_their_predictions(tmp_path: Path) -> None
         assert point["units"] == 2 and point["step_s"] > 0
         assert point["predicted"]["communication_s"] > 0
         assert point["profiled"]["comm_ratio"] > 0
+    folders = sorted((tmp_path / "traces").iterdir())
+    assert [folder.name for folder in folders] == [f"1_4_0_{last}" for last in LAST]
+    command = [sys.executable, "tests/measure/chrome_trace.py", *map(str, folders)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    assert subprocess.run(command, cwd=ROOT, env=environment).returncode == 0
 
     again = run(out, "4", "8")
     assert again[:5] == [machine, *points]
