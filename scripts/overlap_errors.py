@@ -2,7 +2,7 @@
 
 Reads what scripts/overlap_landscape.py wrote and writes one small JSON file: the machine with its
 calibration and versions, for each quantity the median of |predicted / measured - 1| over the
-points, and each point's own numbers in seconds. Communication is the union of a rank's transfers
+points, the fastest plan of each micro-batch, and each point's own numbers in seconds. Communication is the union of a rank's transfers
 without waiting for later ranks, compute the union of its operators or kernels, both in the profiled
 mini-batch; the step is the median of those that were timed.
 
@@ -34,6 +34,13 @@ def summary(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         **machines[-1],
         "num_points": len(points),
         "median_error_ratio": {name: _rounded(median(errors[name])) for name in QUANTITIES},
+        "fastest": [
+            min(
+                (point for point in points if point["micro_batch"] == micro_batch),
+                key=lambda point: float(point["measured"]["step_s"]),
+            )
+            for micro_batch in sorted({point["micro_batch"] for point in points})
+        ],
         "points": points,
     }
 
@@ -69,6 +76,8 @@ def main() -> None:
     options.out.write_text(json_text(content, rows="points"), encoding="utf-8")
     for name, error in content["median_error_ratio"].items():
         print(f"{name}: median error {100 * error:.1f} % over {content['num_points']} points")
+    for point in content["fastest"]:
+        print(f"fastest at micro-batch {point['micro_batch']}: {json.dumps(point)}")
 
 
 if __name__ == "__main__":

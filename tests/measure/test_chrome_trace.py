@@ -39,8 +39,8 @@ def test_a_second_implementation_finds_the_same_exposed_share(num_ranks: int) ->
 
 
 def test_kernels_of_nccl_are_collectives_and_all_others_compute(tmp_path: Path) -> None:
-    # Rank 0 gathers from 0 to 60 us, but rank 1 joins at 20 us. Rank 0 computes from 30 to 40 us and
-    # copies from 40 to 50 us: 10 us of the transfer are hidden there, none on rank 1.
+    # Rank 0 gathers from 0 to 60 us, but rank 1 joins at 20 us. Rank 0 computes from 30 to 40 us
+    # and copies from 40 to 50 us: 10 us of the transfer are hidden there, none on rank 1.
     gather = "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
     write_rank(tmp_path, 0, [(gather, 0, 60), ("gemm", 30, 10), ("Memcpy DtoD", 40, 10)])
     write_rank(tmp_path, 1, [(gather, 20, 40), ("gemm", 0, 20)])

@@ -1,5 +1,5 @@
-"""The runner of overlap plans, on two gloo ranks: what it writes, that its traces say the same twice, and
-that it goes on.
+"""The runner of overlap plans, on two gloo ranks: what it writes, that its traces say the same
+twice, and that it goes on.
 """
 
 import json
