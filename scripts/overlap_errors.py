@@ -2,9 +2,10 @@
 
 Reads what scripts/overlap_landscape.py wrote and writes one small JSON file: the machine with its
 calibration and versions, for each quantity the median of |predicted / measured - 1| over the
-points, the fastest plan of each micro-batch, and each point's own numbers in seconds. Communication is the union of a rank's transfers
-without waiting for later ranks, compute the union of its operators or kernels, both in the profiled
-mini-batch; the step is the median of those that were timed.
+points, the fastest plan of each micro-batch, and each point's own numbers in seconds. Communication
+is the union of a rank's transfers without waiting for later ranks, compute the union of its
+operators or kernels, both in the profiled mini-batch; the step is the median of those that were
+timed.
 
     python scripts/overlap_errors.py landscape.jsonl --out landscapes/overlap/gloo_2_ranks.json
 """
