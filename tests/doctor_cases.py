@@ -29,6 +29,7 @@ def node(**changes: Any) -> NodeFacts:
         "shm_free_gib": 64.0,
         "temp_free_gib": 500.0,
         "open_files": 65536,
+        "num_cores": 64,
         "environment": {},
         "wandb_mode": None,
         "has_wandb_key": True,

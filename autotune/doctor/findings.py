@@ -102,6 +102,13 @@ def _placement(sweep: Sweep, cluster: ClusterFacts) -> Iterator[Finding]:
         yield Finding(check="placement", level=Level.WARNING, text=text, mend=mend)
     else:
         yield Finding(check="placement", level=Level.OK, text=text)
+    # Several nodes of Ray may be one machine.
+    cores = sum({node.host: node.num_cores for node in cluster.nodes}.values())
+    ranks = min(at_once, wanted) * resources.num_ranks
+    if min(at_once, wanted) > 1 and ranks > cores:
+        text = f"{ranks} ranks of trials at once share {cores} CPU cores"
+        mend = "Such trials slow one another down: lower search.max_concurrent."
+        yield Finding(check="placement", level=Level.WARNING, text=text, mend=mend)
 
 
 def _versions(sweep: Sweep, cluster: ClusterFacts) -> Iterator[Finding]:

@@ -84,6 +84,8 @@ class NodeFacts:
     temp_free_gib: float
     open_files: int
     """Soft limit of this process."""
+    num_cores: int
+    """CPU cores that this process may use."""
     environment: Mapping[str, str]
     """NCCL's and gloo's variables, as a worker sees them."""
     wandb_mode: str | None
@@ -108,6 +110,7 @@ def probe(request: ProbeRequest) -> NodeFacts:
         shm_free_gib=_free_gib("/dev/shm", absent),
         temp_free_gib=shutil.disk_usage(_temp_folder()).free / 2**30,
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        num_cores=len(os.sched_getaffinity(0)),
         environment={k: v for k, v in environment.items() if k.startswith(_ENVIRONMENT)},
         wandb_mode=environment.get("WANDB_MODE"),
         has_wandb_key="WANDB_API_KEY" in environment or _has_netrc_key(),

@@ -104,6 +104,20 @@ def test_fewer_trials_at_once_than_asked_for_is_a_warning(sweep: Sweep) -> None:
     assert found == [("placement", Level.WARNING, "1 trial at once fit on 1 nodes")]
 
 
+@pytest.mark.parametrize(
+    ("hosts", "is_bad"), [(["a"], True), (["a", "a"], True), (["a", "b"], False)]
+)
+def test_trials_at_once_that_share_too_few_cores_are_a_warning(
+    sweep: Sweep, hosts: list[str], is_bad: bool
+) -> None:
+    nodes = [node(host=host, num_cores=2) for host in hosts]
+    sweep.config.search.max_concurrent = 2
+    found = bad(examined(sweep, *nodes, room={"CPU": 32.0, "GPU": 4.0}))
+    sweep.config.search.max_concurrent = 1
+    texts = [text for check, _, text in found if check == "placement"]
+    assert texts == ["4 ranks of trials at once share 2 CPU cores"] * is_bad
+
+
 def test_nodes_with_different_versions_are_an_error(sweep: Sweep) -> None:
     other = node(host="node-b", versions={**GOOD_VERSIONS, "torch": "2.12.0"}, python="3.11.9")
     texts = [text for _, _, text in bad(examined(sweep, node(), other))]

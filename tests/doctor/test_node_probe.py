@@ -72,6 +72,7 @@ def test_a_node_without_faults_has_none(tmp_path: Path) -> None:
     assert facts.verl_problems == []
     assert facts.missing_paths == {}
     assert facts.open_files == 8192
+    assert 1 <= facts.num_cores <= (os.cpu_count() or 1)
     assert facts.temp_free_gib > 0
 
 
