@@ -55,7 +55,11 @@ _on_all_ranks = register(dispatch_mode=getattr(Dispatch, "ONE_TO_ALL"))
 
 
 def _init_gloo() -> None:
-    if get_platform().device_name != "cpu" or dist.is_initialized():
+    if get_platform().device_name != "cpu":
+        return
+    # verl takes flash-attn's cross entropy wherever it can be imported, and that asks for a device.
+    os.environ["VERL_DISABLE_FLASH_ATTN_CE"] = "1"
+    if dist.is_initialized():
         return
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     dist.init_process_group(
