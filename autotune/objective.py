@@ -304,29 +304,31 @@ def best_feasible(records: Sequence[TrialRecord], metric: str) -> TrialRecord | 
 
 
 def pareto_front(records: Sequence[TrialRecord], metrics: Sequence[str]) -> list[TrialRecord]:
-    """Return the feasible records that no other one beats in every metric, best in the first one
-    first; of two equal ones the earlier."""
-    points = {
-        record.number: [
-            value if is_maximised(metric) else -value
-            for metric in metrics
-            if (value := record.value(metric)) is not None
-        ]
-        for record in records
-        if record.feasible
-    }
-    complete = {number: point for number, point in points.items() if len(point) == len(metrics)}
+    """Return the feasible settings that no other one beats in every metric, best in the first one
+    first; of two equal ones the earlier.
+
+    A setting that was repeated is there once, by its trial in the middle, and only if the mean of
+    its trials keeps every constraint.
+    """
+    repeated = _Repeated(records, metrics[0])
     kept = [
-        record
-        for record in sorted(records, key=lambda record: record.number)
-        if record.number in complete
-        and not any(
-            _dominates(point, complete[record.number])
-            or (point == complete[record.number] and number < record.number)
-            for number, point in complete.items()
-        )
+        repeated.middle(trials)
+        for trials in repeated.settings
+        if repeated.keeps(trials, is_strict=False)
     ]
-    return sorted(kept, key=lambda record: complete[record.number], reverse=True)
+    points: dict[int, list[float]] = {}
+    for record in sorted(kept, key=lambda record: record.number):
+        values = [(metric, record.value(metric)) for metric in metrics]
+        point = [v if is_maximised(m) else -v for m, v in values if v is not None]
+        if len(point) == len(metrics) and point not in points.values():
+            points[record.number] = point
+    front = [
+        record
+        for record in kept
+        if record.number in points
+        and not any(_dominates(point, points[record.number]) for point in points.values())
+    ]
+    return sorted(front, key=lambda record: points[record.number], reverse=True)
 
 
 def _dominates(a: Sequence[float], b: Sequence[float]) -> bool:

@@ -1,5 +1,6 @@
 """Violations, and the choice of the best, worked out by hand."""
 
+import dataclasses
 import json
 import math
 
@@ -18,6 +19,7 @@ from autotune.objective import (
     evaluate,
     is_better,
     least_infeasible,
+    pareto_front,
 )
 from autotune.settings import ConstraintConfig
 
@@ -175,6 +177,24 @@ def test_where_no_limit_is_kept_clearly_the_setting_with_most_room_wins() -> Non
 def test_a_setting_whose_mean_breaks_a_limit_is_not_feasible_however_lucky_once() -> None:
     records = [repeated(0, 8, 120.0, kl=-0.05), repeated(1, 8, 121.0, kl=0.3)]
     assert best_feasible(records, THROUGHPUT) is None
+
+
+def test_a_front_has_a_repeated_setting_once_and_none_that_was_feasible_by_luck() -> None:
+    records = [
+        repeated(0, 1, 100.0),
+        repeated(1, 1, 130.0),
+        repeated(2, 1, 110.0),
+        repeated(3, 8, 120.0, kl=-0.05),
+        repeated(4, 8, 121.0, kl=0.3),
+        repeated(5, 4, 50.0),
+    ]
+    sizes = [0.5, 0.5, 0.5, 0.3, 0.3, 0.4]
+    told = [
+        dataclasses.replace(r, metrics={**r.metrics, "peak_memory_ratio": size})
+        for r, size in zip(records, sizes)
+    ]
+    front = pareto_front(told, (THROUGHPUT, "peak_memory_ratio"))
+    assert [record.number for record in front] == [2, 5]
 
 
 def test_a_setting_that_failed_when_it_was_repeated_does_not_win() -> None:
