@@ -147,17 +147,18 @@ class FeasibleSampler(BaseSampler):
         rng = np.random.default_rng(self._settings.seed)
         return self._space.random_valid(rng, exclude=self.asked(study)) is None
 
-    def promise(self, study: Study, seed: int | None = None) -> Promise:
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """Weights of the second objective at which both ends and the middle of a front lie."""
+        return (0.0, 0.5, 1.0) if len(self._goal.objectives) > 1 else (0.0,)
+
+    def promise(self, study: Study, weight: float = 0.0) -> Promise:
         """Return the models, fitted to the study and to earlier sweeps.
 
         Args:
             study: The sweep's.
-            seed: Of how two objectives are weighed against each other this time; None: the first
-                one alone.
+            weight: Of the second objective against the first, 0 to 1.
         """
-        weight = 0.0
-        if seed is not None and len(self._goal.objectives) > 1:
-            weight = float(np.random.default_rng([self._settings.seed, seed]).uniform())
         running = [
             trial.user_attrs[SETTING]
             for trial in study.get_trials(deepcopy=False, states=(StudyState.RUNNING,))
@@ -225,7 +226,10 @@ class FeasibleSampler(BaseSampler):
         candidates = self.candidates(study, trial.number)
         if not candidates:
             return self._random(rng, self.asked(study))
-        models = self.promise(study, seed=trial.number)
+        weight = 0.0
+        if len(self._goal.objectives) > 1:
+            weight = float(np.random.default_rng([self._settings.seed, trial.number]).uniform())
+        models = self.promise(study, weight)
         if not is_start or not models.is_fitted:
             return candidates[models.choose(candidates)]
         fits = models.fits(candidates)

@@ -124,7 +124,9 @@ class SweepSearcher(Searcher):
         self._sampler = FeasibleSampler(space, settings, self._goal, earlier, static)
         self._ledger = SweepStudy(space, self._sampler, self._goal, records, settings.storage)
         self._budget = Budget(settings, steps_per_trial)
-        self._early_stop = EarlyStop(objective, steps_per_trial) if settings.early_stop else None
+        # A trial that is slow may be on the front of two objectives.
+        may_stop = settings.early_stop and trade_off is None
+        self._early_stop = EarlyStop(objective, steps_per_trial) if may_stop else None
         self._live: dict[str, _Live] = {}
         self._lost: dict[int, int] = {}
         self._given_up_in_a_row = 0
@@ -286,10 +288,13 @@ class SweepSearcher(Searcher):
         if least == 0 or self.num_finished < _MIN_FINISHED:
             return None
         if self._gain_at[0] != len(finished):
-            models = self._sampler.promise(self.study)
             candidates = self._sampler.candidates(self.study, len(finished))
-            gain = models.expected_gain(candidates) if candidates else 0.0
-            self._gain_at = len(finished), gain
+            gains = [
+                self._sampler.promise(self.study, weight).expected_gain(candidates)
+                for weight in self._sampler.weights
+                if candidates
+            ]
+            self._gain_at = len(finished), max(gains, default=0.0)
         if self._gain_at[1] >= least:
             return None
         return Stop(text=f"less than {100 * least:g} % expected from one more", allows_repeats=True)

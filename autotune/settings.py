@@ -197,7 +197,7 @@ class SearchConfig:
     """Settings to try right after the baseline: knob -> value, the others as in the base job."""
     early_stop: bool = True
     """End a trial after two measured steps once it is worse than the best setting so far beyond
-    both intervals; its job serves the next trial."""
+    both intervals; its job serves the next trial. Not with ``objective.trade_off``."""
     min_gain_ratio: float = 0.0
     """Stop when another trial is expected to improve the objective by less than this share; 0:
     never. Repetitions of the best settings still follow."""

@@ -488,6 +488,26 @@ def test_two_objectives_give_a_study_of_two_and_a_front(store: SweepStore) -> No
     assert len(front) > 1 and all(record.feasible for record in front)
 
 
+def test_a_slow_trial_may_be_on_the_front_of_two_objectives_and_is_not_stopped(
+    store: SweepStore,
+) -> None:
+    searcher = make_searcher(store, steps_per_trial=8, trade_off="peak_memory_ratio")
+    complete(searcher, record_of(suggest(searcher)))
+    bad = suggest(searcher)
+    assert [searcher.note_step("id", step_result(bad, s, 20.0)) for s in (1, 2, 3)] == [None] * 3
+
+
+def test_two_objectives_stop_when_neither_end_of_the_front_promises_more(
+    store: SweepStore, tmp_path: Path
+) -> None:
+    rule = {"sampler": "model", "num_trials": 25, "min_gain_ratio": 0.05}
+    one = drive(make_searcher(store, **rule))
+    both = SweepStore(tmp_path / "both")
+    with both.locked():
+        two = drive(make_searcher(both, trade_off="peak_memory_ratio", **rule))
+    assert len(one) < len(two) < 25
+
+
 def test_what_is_left_is_told_once_a_trial_has_finished(store: SweepStore) -> None:
     searcher = make_searcher(store, num_trials=5, steps_per_trial=6)
     assert searcher.cost_left() is None
