@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import optuna
 import pytest
 from local_ray import local_ray
@@ -764,7 +765,7 @@ def die_at_fsync(write: int, *, before: bool) -> None:
     os.fsync = fsync_or_die
 
 
-def killed_at(folder: Path, write: int, *, before: bool) -> bool:
+def killed_at(folder: Path, write: int, *, before: bool, **changes: Any) -> bool:
     """Run a search in a child that dies at one of its writes; say whether it did."""
     child = os.fork()
     if child == 0:
@@ -772,7 +773,7 @@ def killed_at(folder: Path, write: int, *, before: bool) -> bool:
             die_at_fsync(write, before=before)
             store = SweepStore(folder)
             with store.locked():
-                drive(make_searcher(store, **KILLED))
+                drive(make_searcher(store, **{**KILLED, **changes}))
             os._exit(0)
         finally:
             os._exit(1)
@@ -800,6 +801,27 @@ def test_a_kill_at_any_write_loses_no_finished_trial(tmp_path: Path, before: boo
         assert visited(store) == visited(whole), f"killed at write {write}"
         assert states(searcher) == [StudyState.COMPLETE] * 5
     assert write > 30
+
+
+@pytest.mark.slow
+def test_twenty_kills_of_one_search_lose_no_finished_trial(tmp_path: Path) -> None:
+    long = {**KILLED, "num_trials": 24}
+    whole = SweepStore(tmp_path / "whole")
+    with whole.locked():
+        drive(make_searcher(whole, **long))
+    store = SweepStore(tmp_path / "killed")
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        kept = store.read_trials()
+        write, before = int(rng.integers(1, 25)), bool(rng.integers(2))
+        assert killed_at(store.folder, write, before=before, **long)
+        assert store.read_trials()[: len(kept)] == kept
+    with store.locked():
+        searcher = make_searcher(store, **long)
+        drive(searcher)
+    assert 0 < len(kept) < 24
+    assert visited(store) == visited(whole)
+    assert states(searcher) == [StudyState.COMPLETE] * 24
 
 
 def fills_up_at(folder: Path, num_bytes: int) -> bool:
