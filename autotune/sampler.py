@@ -25,16 +25,16 @@ from optuna.trial import FrozenTrial, Trial
 from optuna.trial import TrialState as StudyState
 
 from autotune.knobs import KnobValue
-from autotune.models.evidence import Encoder, Evidence
+from autotune.models.evidence import Encoder, Evidence, least_peak
 from autotune.models.promise import Goal, Promise
 from autotune.objective import TrialState
 from autotune.settings import SearchConfig
 
 Setting = dict[str, KnobValue]
 
-SETTING, STATE, METRICS_OF_TRIAL = "setting", "state", "metrics"
-"""User attributes of a trial of the study: its whole setting, canonical; how it ended; what the
-models read of its metrics."""
+SETTING, STATE, CAUSE, METRICS_OF_TRIAL = "setting", "state", "cause", "metrics"
+"""User attributes of a trial of the study: its whole setting, canonical; how it ended, and why;
+what the models read of its metrics."""
 
 MAX_CANDIDATES = 2_048
 """Settings among which the models choose; all of the space where it has no more."""
@@ -266,6 +266,7 @@ def evidence_of(study: Study) -> list[Evidence]:
             setting=trial.user_attrs[SETTING],
             state=TrialState(trial.user_attrs[STATE]),
             metrics=trial.user_attrs[METRICS_OF_TRIAL],
+            least_peak=least_peak(trial.user_attrs.get(CAUSE, "")),
         )
         for trial in study.get_trials(deepcopy=False, states=(StudyState.COMPLETE,))
         if SETTING in trial.user_attrs and METRICS_OF_TRIAL in trial.user_attrs

@@ -30,6 +30,7 @@ from autotune.objective import (
     is_maximised,
 )
 from autotune.sampler import (
+    CAUSE,
     METRICS_OF_TRIAL,
     SETTING,
     STATE,
@@ -42,7 +43,7 @@ from autotune.sampler import (
 COMPLETED = "completed"
 """The study's last constraint: -1 where the objective was measured, 1 where the trial failed."""
 
-_CAUSE, _IMPUTED = "cause", "objective_imputed"
+_IMPUTED = "objective_imputed"
 _ATTEMPTS, _LOSSES, _REPEATS = "attempts", "losses", "repeats"
 
 
@@ -170,7 +171,7 @@ class SweepStudy:
         record = record.as_asked()
         evidence = Evidence.of(record, self._goal.metrics)
         trial.set_user_attr(STATE, record.state.value)
-        trial.set_user_attr(_CAUSE, record.cause)
+        trial.set_user_attr(CAUSE, record.cause)
         trial.set_user_attr(METRICS_OF_TRIAL, evidence.metrics)
         if not record.state.is_setting_fault:
             self.optuna.tell(trial, state=StudyState.FAIL)

@@ -7,6 +7,7 @@ with the reciprocal, since work done once for each micro-batch falls with its si
 """
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -23,6 +24,14 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 Setting = Mapping[str, KnobValue]
 
+_REFUSED = re.compile(
+    r"Tried to allocate (?P<asked>[\d.]+ [KMG]iB).{0,80}?"
+    r"total capacity of (?P<total>[\d.]+ [KMG]iB) of which (?P<free>[\d.]+ [KMG]iB) is free",
+    re.DOTALL,
+)
+"""PyTorch's message when its allocator finds no room."""
+_BYTES = {"KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
@@ -32,6 +41,8 @@ class Evidence:
     state: TrialState
     metrics: dict[str, float]
     """Metric of the catalogue -> finite value; what was not measured is missing."""
+    least_peak: float | None = None
+    """Share of the device that a trial which ran out of memory needed at least, where it said."""
 
     @staticmethod
     def of(record: TrialRecord, names: Sequence[str]) -> "Evidence":
@@ -42,12 +53,32 @@ class Evidence:
             for name in names
             if (value := found.get(name)) is not None and math.isfinite(value)
         }
-        return Evidence(setting=dict(record.setting), state=record.state, metrics=measured)
+        return Evidence(
+            setting=dict(record.setting),
+            state=record.state,
+            metrics=measured,
+            least_peak=least_peak(record.cause),
+        )
 
     @property
     def is_measured(self) -> bool:
         """Whether the trial ran to where its metrics mean something."""
         return self.state is TrialState.COMPLETE
+
+
+def least_peak(cause: str) -> float | None:
+    """Return how much of a device's memory would have been taken, as a share of all of it, had the
+    allocation that failed come through; None where a cause does not say so."""
+    found = _REFUSED.search(cause)
+    if found is None:
+        return None
+    asked, total, free = (_bytes(found[name]) for name in ("asked", "total", "free"))
+    return (total - free + asked) / total if total else None
+
+
+def _bytes(text: str) -> float:
+    number, unit = text.split()
+    return float(number) * _BYTES[unit]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

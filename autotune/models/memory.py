@@ -3,9 +3,9 @@
 Runs in the driver. What a job holds is a sum of parts that grow with known knobs: parameters,
 gradients and optimizer state by sharding and offload, activations by micro-batch, gathered
 parameters by bucket and depth, the rollout's cache. Each part starts from a rough size and is
-fitted to the peaks that were observed, phase by phase where they were measured apart; a Gaussian
-process takes up what the sum leaves open, and its spread is the margin, which shrinks as evidence
-grows. A trial that ran out of memory says that its peak is above the device, and that every setting
+fitted to the peaks that were observed; a Gaussian process takes up what the sum leaves open, and
+its spread is the margin, which shrinks as evidence grows. A trial that ran out of memory says that
+its peak is above the device, by how much at least where the allocator told, and that every setting
 that needs at least as much fails too. Holds for one world size: evidence from another is not read.
 """
 
@@ -77,7 +77,7 @@ _REST, _REST_SPREAD = 0.3, 0.4
 _OPEN, _NOISE = 0.02, 0.01
 """Share of the device that the sum leaves open, and by which a repetition differs."""
 _OVER = 1.03
-"""Least peak of a trial that ran out of memory: what it asked for last did not fit."""
+"""Least peak of a trial that ran out of memory and did not say what it had asked for."""
 _DEVICE_BYTES = 80 * 2**30
 _CENSOR_ROUNDS = 2
 _CERTAIN = 0.98
@@ -155,7 +155,8 @@ class MemoryModel:
         for _ in range(_CENSOR_ROUNDS if failed else 0):
             features, sizes, _ = self._features(failed)
             mean, _ = process.predict(self._encoder.batch(failed).points, features)
-            filled = np.maximum(mean + features @ sizes, _OVER)
+            least = [max(trial.least_peak or 0.0, _OVER) for trial in self._failed]
+            filled = np.maximum(mean + features @ sizes, least)
             process = self._regress([*settings, *failed], np.concatenate([peaks, filled]))
         return process
 

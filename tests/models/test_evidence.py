@@ -7,7 +7,7 @@ import pytest
 from model_cases import ENCODER, MICRO, THROUGHPUT, record_of, setting
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-from autotune.models.evidence import Encoder, Evidence
+from autotune.models.evidence import Encoder, Evidence, least_peak
 from autotune.objective import TrialState
 
 
@@ -44,3 +44,14 @@ def test_a_failed_record_gives_nothing_but_its_state() -> None:
     record = record_of(TrialState.OUT_OF_MEMORY, {THROUGHPUT: 7.0})
     evidence = Evidence.of(record, [THROUGHPUT])
     assert (evidence.state, evidence.metrics) == (TrialState.OUT_OF_MEMORY, {})
+
+
+def test_a_failed_allocation_says_how_much_memory_a_trial_needed_at_least() -> None:
+    cause = (
+        "in phase update_actor: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate "
+        "30.00 GiB. GPU 0 has a total capacity of 80.00 GiB of which 512.00 MiB is free. Including "
+        "non-PyTorch memory, this process has 79.40 GiB memory in use."
+    )
+    assert least_peak(cause) == pytest.approx((80 - 0.5 + 30) / 80)
+    assert least_peak("DefaultCPUAllocator: can't allocate memory") is None
+    assert least_peak("CUDA out of memory. Tried to allocate 2 GiB") is None
