@@ -96,8 +96,8 @@ class ObjectiveConfig:
     metric: str = "throughput_tokens_per_s_per_gpu"
     """A metric of the catalogue that has a better direction; that direction is optimised."""
     trade_off: str | None = None
-    """A second such metric: the sweep then looks for the Pareto front of both, and ``best.yaml`` is
-    the end of it that is best in ``metric``."""
+    """A second such metric: the sweep then looks for the Pareto front of both; ``best.yaml`` is the
+    winner by ``metric`` alone."""
 
 
 @dataclass(kw_only=True)

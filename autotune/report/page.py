@@ -37,6 +37,7 @@ from autotune.report.summary import (
     PAIRS_NOTE,
     TWO_KINDS_OF_JOBS,
     binding_text,
+    front_note,
     gpu_word,
     hours_line,
     hours_text,
@@ -208,6 +209,7 @@ def _context(data: SweepData, answer: Answer) -> dict[str, Any]:
         "times": ratio_text,
         "shell": shlex.quote,
         "changed": changed_knobs,
+        "front_note": front_note,
         "soft": soft,
     }
 

@@ -265,7 +265,21 @@ def front_lines(answer: Answer, data: SweepData) -> list[str]:
         ]
         knobs = changed_knobs(record.setting, data.baseline_setting)
         lines.append(f"  trial {record.number}: {', '.join(values)} [{knobs}]")
-    return lines
+    return [*lines, f"  {front_note(answer)}"]
+
+
+def front_note(answer: Answer) -> str:
+    """Say what a Pareto front holds, and how the winner stands to it."""
+    text = "No feasible setting beats one of these in both metrics"
+    if answer.winner is None:
+        return f"{text}."
+    if answer.winner.number in [record.number for record in answer.front]:
+        return f"{text}; trial {answer.winner.number} is the winner by {answer.objective} alone."
+    return (
+        f"{text}. Trial {answer.winner.number}, the winner, is not among them: it is chosen by "
+        f"{answer.objective} alone, and a setting that was measured again goes before a faster one "
+        "that was not."
+    )
 
 
 def _change_lines(answer: Answer) -> list[str]:

@@ -125,10 +125,19 @@ def test_two_objectives_have_their_front() -> None:
     data = two_objectives([trial(0), trial(1, 150.0, memory=0.7)])
     lines = summary_text(answer(data), data).splitlines()
     place = lines.index(f"Pareto front of {THROUGHPUT} and peak_memory_ratio:")
-    assert lines[place + 1 : place + 3] == [
+    assert lines[place + 1 : place + 4] == [
         f"  trial 1: 150 tokens/s/GPU, 70 % [{MICRO}=8]",
         "  trial 0: 100 tokens/s/GPU, 50 % [baseline]",
+        "  No feasible setting beats one of these in both metrics; trial 1 is the winner by "
+        f"{THROUGHPUT} alone.",
     ]
+
+
+def test_a_winner_that_is_not_on_the_front_is_explained() -> None:
+    again = [trial(1, 150.0), trial(2, 149.0, setting=trial(1).setting)]
+    data = two_objectives([trial(0), *again, trial(3, 170.0, memory=0.4)])
+    text = summary_text(answer(data), data)
+    assert "Trial 2, the winner, is not among them" in text
 
 
 @pytest.mark.parametrize(
