@@ -8,8 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autotune.metrics import PHASES, phase_metric
+from autotune.objective import StepRecord
 from autotune.report.reading import SweepData
 from autotune.report.text import changed_knobs, format_value, outcome, ratio_text
+from autotune.verl_bridge.startup_times import PREFIX
 
 METRICS = (
     "throughput_tokens_per_s_per_gpu",
@@ -56,11 +58,22 @@ def kept_record(data: SweepData, command: str | None = None) -> dict[str, Any]:
                     for name in METRICS
                     if (value := record.metrics.get(name)) is not None
                 },
+                "startup_parts_s": _startup_parts(data.last_attempt(record.number)),
                 "interval": record.intervals.get(data.config.objective.metric),
                 "cause": record.cause,
             }
             for record in data.trials
         ],
+    }
+
+
+def _startup_parts(steps: Sequence[StepRecord]) -> dict[str, float]:
+    """Return what the parts of a trial's start took, which verl's workers report with step 1."""
+    return {
+        key.removeprefix(PREFIX).removesuffix("_s"): value
+        for step in steps
+        for key, value in step.metrics.items()
+        if key.startswith(PREFIX) and isinstance(value, float)
     }
 
 
