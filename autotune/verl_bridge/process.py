@@ -238,6 +238,20 @@ def take_standard_input() -> IO[str]:
     return taken
 
 
+def log_to_standard_error() -> None:
+    """Print what this package logs from INFO on, whatever becomes of the root logger's handlers.
+
+    As verl does for itself (utils/logging_utils.py): importing vLLM's server raises them all to
+    ERROR.
+    """
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(levelname)s:%(asctime)s:%(message)s"))
+    package = logging.getLogger("autotune")
+    package.handlers = [handler]
+    package.setLevel(logging.INFO)
+    package.propagate = False
+
+
 def _read_requests(stream: IO[str], requests: "queue.Queue[JobRequest]", job: Job) -> None:
     """Queue the settings from a stream; its end is the end of this process, whatever runs."""
     for line in stream:
@@ -254,8 +268,7 @@ def main(arguments: Sequence[str]) -> None:
     from autotune.verl_bridge.job_processes import register_stack_dump
 
     register_stack_dump()
-    # verl's handlers are the root's, whose level is higher.
-    logging.getLogger("autotune").setLevel(logging.INFO)
+    log_to_standard_error()
     events = _Events(os.fdopen(int(events_fd), "w", encoding="utf-8"))
     requests: queue.Queue[JobRequest] = queue.Queue()
     job = Job(address, placement_group_id, working_dir, events)

@@ -23,6 +23,32 @@ child.kill()
 threading.Event().wait()
 """
 
+LOGS_BESIDE_A_ROLLOUT_ENGINE = """
+import logging
+from autotune.verl_bridge import process
+
+logging.basicConfig(level=logging.WARNING)
+process.log_to_standard_error()
+logger = logging.getLogger("autotune.verl_bridge.trainer")
+logger.info("before")
+for one in [logging.root, *logging.root.handlers]:
+    one.setLevel(logging.ERROR)
+logger.info("after")
+logging.getLogger("another").warning("of somebody else")
+"""
+
+
+def test_what_is_logged_is_printed_once_whatever_quiets_the_root_logger() -> None:
+    # model_hosting_container_standards does so when vLLM's server is imported.
+    done = subprocess.run(
+        [sys.executable, "-c", LOGS_BESIDE_A_ROLLOUT_ENGINE],
+        stderr=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    printed = [line.rpartition(":")[2] for line in done.stderr.splitlines()]
+    assert printed == ["before", "after"]
+
 
 def test_a_forked_child_runs_while_requests_are_read_and_their_end_is_the_end() -> None:
     # As a data loader forks its workers in the verl process.
