@@ -4,30 +4,13 @@ from typing import Any
 
 import pytest
 import torch
+from qwen_shapes import QWEN_05B, QWEN_7B
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from autotune.models.model_shape import ModelShape, layers_of
 from autotune.models.overlap_plan import Layer
 from autotune.verl_bridge.model_layers import read_layers
 
-QWEN_05B = {
-    "hidden_size": 896,
-    "intermediate_size": 4864,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 14,
-    "num_key_value_heads": 2,
-    "vocab_size": 151_936,
-    "tie_word_embeddings": True,
-}
-QWEN_7B = {
-    "hidden_size": 3584,
-    "intermediate_size": 18_944,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 28,
-    "num_key_value_heads": 4,
-    "vocab_size": 152_064,
-    "tie_word_embeddings": False,
-}
 SMALL = {
     "hidden_size": 32,
     "intermediate_size": 64,

@@ -2,28 +2,12 @@
 
 from typing import Any
 
+from qwen_shapes import QWEN_05B, QWEN_7B
+
 from autotune.models.model_shape import ModelShape
 from autotune.models.static_memory import peak_bytes, static_bytes
 from autotune.verl_bridge.job import ACTOR, ROLLOUT
 
-QWEN_05B = {
-    "hidden_size": 896,
-    "intermediate_size": 4864,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 14,
-    "num_key_value_heads": 2,
-    "vocab_size": 151_936,
-    "tie_word_embeddings": True,
-}
-QWEN_7B = {
-    "hidden_size": 3584,
-    "intermediate_size": 18_944,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 28,
-    "num_key_value_heads": 4,
-    "vocab_size": 152_064,
-    "tie_word_embeddings": False,
-}
 BASE: dict[str, Any] = {
     "trainer.n_gpus_per_node": 8,
     "trainer.nnodes": 1,
