@@ -19,17 +19,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import torch
-from torch.distributed.fsdp import MixedPrecisionPolicy
-
 from autotune.landscape import json_text
 from autotune.models.calibration import Calibration, CollectiveCost
 from autotune.models.calibration_record import read_record
 from autotune.models.links import at_world_size
+from autotune.models.model_shape import ModelShape, layers_of
 from autotune.models.overlap_plan import Layer, Work, make_plan
 from autotune.models.overlap_settings import OverlapSettings
 from autotune.models.overlap_timeline import UpdateTimes, predict_update
-from autotune.verl_bridge.model_layers import read_layers
 
 ROOT = Path(__file__).parents[1]
 LANDSCAPE = ROOT / "landscapes" / "overlap" / "2xh200_fsdp2_1.5b.json"
@@ -81,28 +78,25 @@ class Job:
 
 def job_of(size: str, *, sequences: int, sequence_tokens: int) -> Job:
     """Return the update of a Qwen2 shape of scripts/make_demo_assets.py, as verl wraps it."""
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    shape = runpy.run_path(str(ROOT / "scripts" / "make_demo_assets.py"))["SIZES"][size]
-    config = Qwen2Config(
-        vocab_size=shape.vocabulary,
-        hidden_size=shape.hidden_size,
-        intermediate_size=shape.intermediate_size,
-        num_hidden_layers=shape.num_layers,
-        num_attention_heads=shape.num_heads,
-        num_key_value_heads=shape.num_key_value_heads,
-        tie_word_embeddings=shape.tied,
+    demo = runpy.run_path(str(ROOT / "scripts" / "make_demo_assets.py"))["SIZES"][size]
+    shape = ModelShape(
+        hidden_size=demo.hidden_size,
+        intermediate_size=demo.intermediate_size,
+        num_layers=demo.num_layers,
+        num_heads=demo.num_heads,
+        num_key_value_heads=demo.num_key_value_heads,
+        head_size=demo.hidden_size // demo.num_heads,
+        vocabulary_size=demo.vocabulary,
+        is_tied=demo.tied,
+        has_head_norms=False,
     )
-    with torch.device("meta"):
-        model = Qwen2ForCausalLM(config)
-    names = [f"model.layers.{index}" for index in range(shape.num_layers)]
-    if not shape.tied:
-        names = ["model.embed_tokens", *names, "lm_head"]
-    root, layers = read_layers(
-        model,
-        {name: model.get_submodule(name) for name in names},
-        policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32),
+    # Parameters travel in bfloat16, gradients in float32.
+    root, layers = layers_of(
+        shape,
+        parameter_bytes=2,
+        gradient_bytes=4,
         sequence_tokens=sequence_tokens,
+        has_head=True,
     )
     return Job(root=root, layers=layers, sequences=sequences, sequence_tokens=sequence_tokens)
 
@@ -236,22 +230,19 @@ def main() -> None:
         links = {"calibrated": read_record(options.calibration).constants}
     else:
         links, check = from_landscape(options.landscape)
+    plans = [
+        row for link, each in links.items() for row in predictions(link, each, options.ranks)
+    ]
     content = {
         "predicted_for": f"{options.ranks} ranks, Qwen2.5-{SIZE}, {SEQUENCES} sequences of "
         f"{SEQUENCE_TOKENS} tokens a rank and mini-batch, gradient checkpointing, resharding, "
         "gradients reduced after every micro-batch; nothing of it was measured",
         "from": {link: each.to_dict() for link, each in links.items()},
         "check": check,
-        "plans": [
-            row
-            for link, each in links.items()
-            for row in predictions(link, each, options.ranks)
-        ],
+        "plans": plans,
     }
     options.out.write_text(json_text(content, rows="plans"), encoding="utf-8")
-    for _, group in itertools.groupby(
-        content["plans"], key=lambda row: (row["link"], row["micro_batch"])
-    ):
+    for _, group in itertools.groupby(plans, key=lambda row: (row["link"], row["micro_batch"])):
         own = list(group)
         best = min(own, key=lambda row: row["update_s"])
         print(
