@@ -88,10 +88,15 @@ def _alive(keys: Sequence[ProcessKey]) -> list[psutil.Process]:
     for pid, created in keys:
         with contextlib.suppress(psutil.Error):
             process = psutil.Process(pid)
-            # A dead process that nobody has asked for holds nothing.
-            if process.create_time() == created and process.status() != psutil.STATUS_ZOMBIE:
+            if process.create_time() == created and not _holds_nothing(process):
                 found.append(process)
     return found
+
+
+def _holds_nothing(process: psutil.Process) -> bool:
+    """Whether a process is dead to its last thread: those that outlive the first one have its
+    memory and its devices still."""
+    return process.status() == psutil.STATUS_ZOMBIE and process.num_threads() <= 1
 
 
 def _end(
@@ -166,7 +171,10 @@ def _name(process: psutil.Process) -> str:
 
 
 def _title(process: psutil.Process) -> str:
-    return " ".join(process.cmdline())[:120] or process.name()
+    command: list[str] = []
+    with contextlib.suppress(psutil.ZombieProcess):
+        command = process.cmdline()
+    return " ".join(command)[:120] or process.name()
 
 
 def _stacks_of(pid: int) -> str:

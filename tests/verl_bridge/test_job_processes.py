@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Callable, Iterator
 
@@ -33,6 +34,12 @@ REGISTERED = (
     "waits_for_nothing()\n"
 )
 SILENT = "print('up', flush=True); import time; time.sleep(300)"
+OUTLIVED_BY_A_THREAD = (
+    "import ctypes, threading, time\n"
+    "threading.Thread(target=time.sleep, args=(300,)).start()\n"
+    "print('up', flush=True)\n"
+    "ctypes.CDLL(None).pthread_exit(None)\n"
+)
 PARENT = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {SILENT!r}])"
 
 Starter = Callable[[str, str], subprocess.Popen[str]]
@@ -107,6 +114,15 @@ def test_a_tree_whose_root_is_gone_is_ended_to_the_last_process(
     assert end_tree(tree, 0.2) == []
     left = [pid for pid, _ in tree if psutil.pid_exists(pid)]
     assert all(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE for pid in left)
+
+
+def test_a_process_with_a_thread_that_goes_on_is_not_gone(start: Starter, sweep_id: str) -> None:
+    process = psutil.Process(start(OUTLIVED_BY_A_THREAD, job_name(sweep_id, "group")).pid)
+    while process.status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.01)
+    assert process.num_threads() == 2
+    assert end_tree([(process.pid, process.create_time())], 0.2) == []
+    assert process.num_threads() <= 1
 
 
 def test_a_process_that_got_the_id_of_another_is_left_alone(start: Starter, sweep_id: str) -> None:
