@@ -501,7 +501,7 @@ def test_a_slow_trial_may_be_on_the_front_of_two_objectives_and_is_not_stopped(
 def test_two_objectives_stop_when_neither_end_of_the_front_promises_more(
     store: SweepStore, tmp_path: Path
 ) -> None:
-    rule = {"sampler": "model", "num_trials": 25, "min_gain_ratio": 0.05}
+    rule: dict[str, Any] = {"sampler": "model", "num_trials": 25, "min_gain_ratio": 0.05}
     one = drive(make_searcher(store, **rule))
     both = SweepStore(tmp_path / "both")
     with both.locked():
