@@ -134,13 +134,15 @@ def _growth(sweep: Sweep, knob: str) -> float:
 def first_settings(sweep: Sweep, num_first: int) -> list[Mapping[str, KnobValue]]:
     """Return the first settings of a fresh search, as its own searcher suggests them.
 
-    No more than those that are drawn before the sampler's model is used: the others depend on what
+    No more than those that are asked before the sampler's model is used: the others depend on what
     is measured.
     """
     from autotune.search import SweepSearcher
+    from autotune.search import first_settings as given_settings
 
     search = sweep.config.search
-    count = min(num_first, search.num_trials, search.num_startup_trials)
+    num_given = len(given_settings(sweep.space, search.first))
+    count = min(num_first, search.num_trials, max(search.num_startup_trials, num_given))
     with tempfile.TemporaryDirectory(prefix="autotune_plan_") as folder:
         store = SweepStore(Path(folder))
         with store.locked():

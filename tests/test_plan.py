@@ -1,5 +1,6 @@
 """What a sweep would do, counted by hand on the quickstart."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from objective_cases import record
 from autotune.config import Sweep, load_sweep
 from autotune.plan import (
     expected_cost,
+    first_settings,
     limit_of_cost,
     make_plan,
     memory_parts,
@@ -42,6 +44,15 @@ def test_the_first_settings_begin_with_the_baseline_and_stop_where_results_decid
     assert f"the other {9 - len(plan.first)} depend on the results" in text
     assert "Expected: no basis yet" in text
     assert "Baseline and corners, predicted" in text
+
+
+def test_settings_that_the_sweep_file_gives_depend_on_no_result(sweep: Sweep) -> None:
+    given = [{"ppo_micro_batch_size_per_gpu": size} for size in (4, 8, 16)]
+    search = dataclasses.replace(sweep.config.search, num_startup_trials=2, first=given)
+    asked = dataclasses.replace(sweep, config=dataclasses.replace(sweep.config, search=search))
+    tried = first_settings(asked, 9)
+    assert [setting["ppo_micro_batch_size_per_gpu"] for setting in tried] == [2, 4, 8, 16]
+
 
 
 def test_looking_at_a_plan_leaves_nothing_behind(sweep: Sweep, basis: Basis | None) -> None:
