@@ -80,20 +80,23 @@ class Exported:
     """Why there is no ``best.yaml``: the job cannot be said in one file; None where there is."""
 
 
-def export(folder: Path, out: Path, *, allow_unproven: bool) -> Exported:
-    """Write the files of a sweep's best setting.
+def export(
+    folder: Path, out: Path, *, allow_unproven: bool, number: int | None = None
+) -> Exported:
+    """Write the files of a sweep's best setting, or of another trial's.
 
     Args:
         folder: The sweep's folder.
         out: Where the files go; made if it does not exist.
         allow_unproven: Whether a setting that is infeasible or not proven is exported too.
+        number: The trial whose setting is exported; None: the best one.
 
     Raises:
         BadInputError: Not a sweep, nothing to export, or not proven.
         SweepError: A record cannot be read, or a file would be another job.
     """
     data = read_sweep(folder)
-    choice = choose(data)
+    choice = choose(data, number)
     if choice.doubts and not allow_unproven:
         raise BadInputError(
             f"Trial {choice.record.number} of {data.folder} is not proven: "
@@ -111,22 +114,33 @@ def export(folder: Path, out: Path, *, allow_unproven: bool) -> Exported:
     return Exported(files=[out / name for name in texts], refused=refused)
 
 
-def choose(data: SweepData) -> Choice:
+def choose(data: SweepData, number: int | None = None) -> Choice:
     """Return the proven winner; without one, the sweep's best trial and the doubts about it.
+
+    Args:
+        data: The sweep.
+        number: The trial that is wanted instead.
 
     Raises:
         BadInputError: There is no setting that could be exported.
     """
     baseline, verification = data.baseline, data.verification
     objective = data.config.objective.metric
-    winner = verification.winner if verification is not None else None
+    wanted = number
+    if wanted is None and verification is not None:
+        wanted = verification.winner
     record: TrialRecord | None
-    if winner is not None:
-        record = data.trial(winner)
+    if wanted is not None:
+        record = data.trial(wanted)
     else:
         record = best_feasible(data.trials, objective) or least_infeasible(data.trials)
     if baseline is None or record is None:
         raise BadInputError(f"{data.folder}: no trial has finished, there is nothing to export.")
+    if record.setting == baseline.setting and number is not None:
+        raise BadInputError(
+            f"{data.folder}: trial {number} ran the base job's own settings, there is nothing to "
+            "export."
+        )
     if record.setting == baseline.setting:
         raise BadInputError(
             f"{data.folder}: the base job's own settings were the best of {len(data.trials)} "

@@ -290,6 +290,17 @@ def test_without_a_better_setting_there_is_nothing_to_export(
         export(folder, tmp_path / "out", allow_unproven=True)
 
 
+def test_another_trial_is_exported_when_it_is_named(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "sweep")
+    with pytest.raises(BadInputError, match="Trial 1 .* verification compared other settings"):
+        export(folder, tmp_path / "out", allow_unproven=False, number=1)
+    export(folder, tmp_path / "out", allow_unproven=True, number=1)
+    text = (tmp_path / "out" / OVERRIDES_FILE).read_text()
+    assert f"{KEY}=1" in text and "UNPROVEN" in text
+    with pytest.raises(BadInputError, match="trial 0 ran the base job's own settings"):
+        export(folder, tmp_path / "out", allow_unproven=True, number=0)
+
+
 def test_a_base_job_that_deletes_a_key_gets_script_and_overrides_only(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "sweep", base=[*BASE, "~trainer.nnodes"])
     (tmp_path / "out").mkdir()

@@ -18,6 +18,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, help="the sweep's folder")
     parser.add_argument("--out", type=Path, help="folder for the files; the sweep's by default")
     parser.add_argument(
+        "--trial", type=int, help="number of a trial to export instead, of a Pareto front say"
+    )
+    parser.add_argument(
         "--allow-unproven",
         action="store_true",
         help="also export a setting that is infeasible or was not proven faster; each file says so",
@@ -31,7 +34,9 @@ def run(options: argparse.Namespace) -> ExitCode:
     from autotune.report.page import renew_report
 
     out = options.out if options.out is not None else options.folder
-    exported = export(options.folder, out, allow_unproven=options.allow_unproven)
+    exported = export(
+        options.folder, out, allow_unproven=options.allow_unproven, number=options.trial
+    )
     if out.resolve() == options.folder.resolve():
         renew_report(options.folder)
     print("\n".join(f"Wrote {path}" for path in exported.files))
