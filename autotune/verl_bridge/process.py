@@ -252,13 +252,14 @@ def log_to_standard_error() -> None:
     package.propagate = False
 
 
-def _read_requests(stream: IO[str], requests: "queue.Queue[JobRequest]", job: Job) -> None:
-    """Queue the settings from a stream; its end is the end of this process, whatever runs."""
+def _read_requests(stream: IO[str], requests: "queue.Queue[str]", job: Job) -> None:
+    """Queue the settings from a stream as they stand there; its end is the end of this process,
+    whatever runs."""
     for line in stream:
         if line.rstrip() == LEAVE:
             job.leave()
         else:
-            requests.put(JobRequest(**json.loads(line)))
+            requests.put(line)
     os._exit(0)
 
 
@@ -270,7 +271,7 @@ def main(arguments: Sequence[str]) -> None:
     register_stack_dump()
     log_to_standard_error()
     events = _Events(os.fdopen(int(events_fd), "w", encoding="utf-8"))
-    requests: queue.Queue[JobRequest] = queue.Queue()
+    requests: queue.Queue[str] = queue.Queue()
     job = Job(address, placement_group_id, working_dir, events)
     reader = threading.Thread(
         target=_read_requests, args=(take_standard_input(), requests, job), daemon=True
@@ -279,7 +280,9 @@ def main(arguments: Sequence[str]) -> None:
     while True:
         request = requests.get()
         try:
-            job.run(request)
+            # A request of another version of this package is no less an outcome than what verl
+            # raises: the trial would wait for its time limit.
+            job.run(JobRequest(**json.loads(request)))
         except Exception as error:
             # The process boundary: whatever verl raised is this trial's outcome, told to the trial
             # actor.

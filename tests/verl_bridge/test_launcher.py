@@ -1,12 +1,13 @@
 """The trial's child process from outside: a real one, given a job that it must refuse."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 from stand_in import REQUEST, stand_in
 
 from autotune.verl_bridge.launcher import VerlProcess
-from autotune.verl_bridge.process import FAILED, PHASE
+from autotune.verl_bridge.process import FAILED, PHASE, JobRequest
 
 
 def test_the_log_holds_no_secret_of_the_environment(
@@ -27,6 +28,21 @@ def test_the_log_holds_no_secret_of_the_environment(
     assert event is not None and event["kind"] == FAILED
     assert "no_<WANDB_API_KEY removed>" in log.read_text()
     assert "hunter22" not in log.read_text()
+
+
+def test_a_request_that_the_process_cannot_read_ends_it_at_once(tmp_path: Path) -> None:
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Newer(JobRequest):
+        unknown: bool = True
+
+    process = VerlProcess(
+        address="none", placement_group_id="00", job="none/00", log_path=tmp_path / "log"
+    )
+    process.submit(Newer(**dataclasses.asdict(REQUEST)))
+    event = process.next_event(60)
+    process.kill()
+    assert event is not None and event["kind"] == FAILED
+    assert "unknown" in event["causes"][0]
 
 
 def test_a_job_whose_log_does_not_fit_on_the_disk_goes_on(
