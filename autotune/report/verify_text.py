@@ -106,9 +106,11 @@ def claim_text(
         return f"{stated}: it does not come out here, the gain is smaller."
     if gain.low > high:
         return f"{stated}: the gain is larger here."
-    if candidate.is_proven:
-        return f"{stated}: it comes out again."
-    return f"{stated}: the intervals overlap, but nothing is proven here."
+    if gain.low <= 1:
+        return f"{stated}: the intervals overlap, but here no gain is proven."
+    if not candidate.is_proven:
+        return f"{stated}: it comes out again, but the setting is not proven here."
+    return f"{stated}: it comes out again."
 
 
 def _candidate_lines(candidate: CandidateResult, found: Verification) -> list[str]:

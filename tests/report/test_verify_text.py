@@ -91,7 +91,7 @@ def claim(gain_ratio: Any, *, proven: bool = True, objective: str = OBJECTIVE) -
         (claim([1.45, 1.5, 1.55]), Decision.PROVEN, "1.50 (1.40 to 1.60): it comes out again."),
         (claim([2.0, 2.1, 2.2]), Decision.PROVEN, "it does not come out here, the gain is smaller"),
         (claim([1.0, 1.1, 1.2]), Decision.PROVEN, "the gain is larger here"),
-        (claim([1.45, 1.5, 1.55]), Decision.NOT_PROVEN, "overlap, but nothing is proven here"),
+        (claim([1.45, 1.5, 1.55]), Decision.NOT_PROVEN, "but the setting is not proven here"),
         (claim([1.4, 1.5, 1.6], proven=False), Decision.PROVEN, "1.60) times, unproven, in"),
         (claim([1.4, 1.5, 1.6], objective="step_s"), Decision.PROVEN, "so that it stays open"),
         (claim(None), Decision.PROVEN, "states no gain"),
@@ -111,6 +111,15 @@ def test_a_file_is_no_trial_and_no_winner() -> None:
     text = verification_text(dataclasses.replace(verification(), file="/prod/best.yaml"), "gpu")
     assert "  the file's setting: PROVEN. 1.5 [" in text
     assert "trial" not in text and "winner" not in text
+
+
+def test_an_interval_that_holds_1_proves_no_claim() -> None:
+    wide = Estimate(value=1.5, low=0.9, high=2.5, num_jobs=3)
+    found = dataclasses.replace(
+        verification(Decision.NOT_PROVEN).candidates[0], gain_ratio=wide
+    )
+    said = claim_text(claim([1.4, 1.5, 1.6]), found, OBJECTIVE)
+    assert said.endswith("the intervals overlap, but here no gain is proven.")
 
 
 def test_without_a_gain_the_claim_stays_open() -> None:
