@@ -5,7 +5,7 @@ package and what it needs; no Ray, no rollout, no data. For every point (micro-b
 unit, prefetch depth, resharding, no-sync) a Qwen2-shaped model is wrapped by the plan, as verl's
 engines are, and runs mini-batches of random tokens; the last one is profiled and not timed.
 
-    python scripts/overlap_landscape.py --out landscape.jsonl --device cpu --shape tiny
+    python scripts/overlap_landscape.py --out landscape.jsonl --device cpu --shape small
 
 The file gets one JSON line for the machine (calibration included) and one for each point, appended
 when it is measured; points that it holds already are not measured again.
@@ -32,11 +32,12 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 
 SHAPES: Mapping[str, Mapping[str, Any]] = {
     "tiny": {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 8, "heads": 4},
+    "small": {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "heads": 8},
     "0.5b": {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "heads": 14},
     "1.5b": {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "heads": 12},
 }
 KEY_VALUE_HEADS = 2
-VOCABULARY = {"tiny": 2048, "0.5b": 151936, "1.5b": 151936}
+VOCABULARY = {"tiny": 2048, "small": 2048, "0.5b": 151936, "1.5b": 151936}
 COLLECTIVE_BUDGET_S = 2.0
 
 
