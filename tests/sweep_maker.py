@@ -112,7 +112,7 @@ def make_sweep(folder: Path, spec: SweepSpec) -> SweepStore:
             record = run_trial(store, number, setting, config, lanes[lane], random_numbers)
             lanes[lane] = datetime.fromisoformat(record.ended_at)
         best = best_feasible(store.read_trials(), config.objective.metric)
-        if spec.with_best and best is not None:
+        if spec.with_best and best is not None and best.number != 0:
             claim = claim_line(
                 sweep=spec.name,
                 trial=best.number,

@@ -10,6 +10,7 @@ import pytest
 from sweep_maker import MICRO, SweepSpec, make_sweep
 from wandb_reader import OfflineRun, read_runs
 
+from autotune.claim import claim_line
 from autotune.report.answer import answer
 from autotune.report.page import HTML_FILE, write_report
 from autotune.report.reading import SweepData, read_sweep
@@ -22,6 +23,7 @@ from autotune.report.wandb_writer import (
     write_missing,
 )
 from autotune.settings import WandbConfig
+from autotune.store import BEST_FILE
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -32,7 +34,7 @@ NUM_TRIALS = 3
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> SweepData:
     """A sweep whose runs were written, with a key in the environment."""
-    spec = SweepSpec(name="demo", num_trials=NUM_TRIALS, budget=NUM_TRIALS)
+    spec = SweepSpec(name="demo", num_trials=NUM_TRIALS, budget=NUM_TRIALS, seed=3)
     folder = make_sweep(tmp_path_factory.mktemp("sweeps"), spec).folder
     data = read_sweep(folder)
     write_report(folder / HTML_FILE, data, answer(data))
@@ -91,6 +93,15 @@ def test_the_sweeps_run_holds_the_answer_tables_and_artifacts(
     assert {"trials", "constraints", "report", "chart/limits", "chart/phases"} <= logged
     assert run.artifacts["demo-best"] == ("verl-config", ("best", "latest"))
     assert run.artifacts["demo-report"] == ("report", ("best", "latest"))
+
+
+def test_a_file_of_an_earlier_winner_is_no_artifact(tmp_path: Path) -> None:
+    spec = SweepSpec(name="demo", num_trials=NUM_TRIALS, budget=NUM_TRIALS, seed=3)
+    folder = make_sweep(tmp_path, spec).folder
+    line = claim_line(sweep="demo", trial=2, objective="step_s", proven=True, gain_ratio=None)
+    (folder / BEST_FILE).write_text(f"{line}\n")
+    assert write_missing(folder, with_report=True) == NUM_TRIALS + 1
+    assert "demo-best" not in read_runs(folder)[0].artifacts
 
 
 def test_no_file_holds_the_key(sweep: SweepData, runs: list[OfflineRun]) -> None:
