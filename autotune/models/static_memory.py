@@ -3,7 +3,8 @@
 Runs in the driver. First sizes for :mod:`autotune.models.memory`, which fits them to what is
 observed: parameters, gradients and Adam's two moments in float32, sharded over the ranks of the
 FSDP mesh; parameters in bfloat16 where they stay gathered; activations and logits of the tokens of
-one micro-batch. Nothing is said of models that :mod:`autotune.models.model_shape` does not know.
+one micro-batch. An adapter's own parameters count as nothing. Nothing is said of models that
+:mod:`autotune.models.model_shape` does not know.
 """
 
 from collections.abc import Mapping
@@ -34,15 +35,16 @@ def static_bytes(shape: Mapping[str, object], base: Leaves) -> dict[str, float]:
     if model is None:
         return {}
     parameters = model.num_parameters
-    trained = parameters * (2 if job.has_critic(base) else 1)
-    shard = trained / _mesh(base)
+    critics = parameters if job.has_critic(base) else 0
+    shard = (parameters + critics) / _mesh(base)
+    trained = ((0 if job.trains_adapter(base) else parameters) + critics) / _mesh(base)
     checkpoints = bool(base.get(f"{job.MODEL}.enable_gradient_checkpointing", True))
     kept = model.num_layers * model.hidden_size * _BF16 * (1 if checkpoints else _KEPT_PER_LAYER)
     logits = model.vocabulary_size * _LOGIT_BYTES
     return {
-        "param_offload": 2 * _FP32 * shard,
-        "optimizer_offload": 2 * _FP32 * shard,
-        "offload_policy": 4 * _FP32 * shard,
+        "param_offload": _FP32 * (shard + trained),
+        "optimizer_offload": 2 * _FP32 * trained,
+        "offload_policy": _FP32 * (shard + 3 * trained),
         "reshard_after_forward": float(_BF16 * parameters),
         **_activations(base, update=kept + logits, scoring=float(logits)),
     }

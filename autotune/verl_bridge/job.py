@@ -54,16 +54,20 @@ def has_reference(leaves: Leaves) -> bool:
     return bool(leaves["algorithm.use_kl_in_reward"]) or bool(leaves[f"{ACTOR}.use_kl_loss"])
 
 
+def trains_adapter(leaves: Leaves) -> bool:
+    """Say whether the actor trains an adapter (LoRA) and not the model (trainer_base.py
+    ``_init_resource_pool_mgr``: lora_rank)."""
+    ranks = (number_or(leaves, f"{MODEL}.{key}", 0) for key in ("lora.rank", "lora_rank"))
+    return any(rank > 0 for rank in ranks) or leaves.get(f"{MODEL}.lora_adapter_path") is not None
+
+
 def has_reference_engine(leaves: Leaves) -> bool:
     """Say whether the reference has an engine of its own; with LoRA the actor without adapter is
     the reference.
 
     trainer_base.py ``_init_resource_pool_mgr``: ref_in_actor.
     """
-    lora = (
-        number_or(leaves, f"{MODEL}.lora.rank", 0) > 0 or integer(leaves, f"{MODEL}.lora_rank") > 0
-    )
-    return has_reference(leaves) and not lora and leaves[f"{MODEL}.lora_adapter_path"] is None
+    return has_reference(leaves) and not trains_adapter(leaves)
 
 
 def recomputes_old_log_prob(leaves: Leaves) -> bool:

@@ -41,7 +41,7 @@ def why_not_modelled(leaves: Leaves) -> str | None:
     ranks = job.num_ranks(leaves)
     if ranks == 1:
         return "there is one rank, so nothing is communicated"
-    if job.has_reference(leaves) and not job.has_reference_engine(leaves):
+    if job.trains_adapter(leaves):
         return "the job trains an adapter (LoRA), whose small gradients are not modelled"
     for role in roles_of(leaves):
         strategy = leaves[f"{role}.strategy"]

@@ -40,6 +40,13 @@ def test_a_critic_doubles_what_is_trained() -> None:
     assert both["reshard_after_forward"] == alone["reshard_after_forward"]
 
 
+def test_an_adapter_has_neither_gradients_nor_moments_of_the_model() -> None:
+    whole = static_bytes(QWEN_7B, BASE)
+    adapter = static_bytes(QWEN_7B, {**BASE, "actor_rollout_ref.model.lora_rank": 8})
+    assert adapter["optimizer_offload"] == 0
+    assert adapter["param_offload"] == adapter["offload_policy"] == whole["param_offload"] / 2
+
+
 def test_activations_grow_with_the_tokens_of_a_micro_batch() -> None:
     # 4 sequences of 1,024 tokens: 24 layers x 896 x 2 bytes, and 151,936 logits of 6 bytes
     found = static_bytes(QWEN_05B, BASE)

@@ -135,6 +135,7 @@ def test_weights_are_gathered_as_they_are_stored() -> None:
         ((f"{ACTOR}.fsdp_config.fsdp_size=4",), "fsdp_size is 4 of 8 ranks"),
         ((f"{ACTOR}.ulysses_sequence_parallel_size=2",), "splits sequences over 2 ranks"),
         (("actor_rollout_ref.model.lora_rank=8",), "LoRA"),
+        (("actor_rollout_ref.model.lora_rank=8", f"{ACTOR}.use_kl_loss=false"), "LoRA"),
     ],
 )
 def test_what_is_not_modelled_is_said(overrides: tuple[str, ...], reason: str | None) -> None:
