@@ -27,6 +27,8 @@ _NEEDED = (
     "num_attention_heads",
     "vocab_size",
 )
+_GATED = ("silu", "swish")
+"""Activations of gated MLPs; others are those of plain ones as a rule."""
 _MIXTURES = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
@@ -52,6 +54,8 @@ class ModelShape:
         if any(not isinstance(value, int) for value in values.values()):
             return None
         if any(config.get(name) for name in _MIXTURES):
+            return None
+        if config.get("hidden_act", _GATED[0]) not in _GATED:
             return None
         hidden, inner, layers, heads, vocabulary = (_integer(values, name) for name in _NEEDED)
         groups, head = config.get("num_key_value_heads"), config.get("head_dim")

@@ -33,7 +33,9 @@ def test_the_parameters_of_known_models_are_counted(
 
 
 @pytest.mark.parametrize(
-    "config", [{"hidden_size": 64}, {**QWEN_7B, "num_experts": 8}], ids=["unknown", "mixture"]
+    "config",
+    [{"hidden_size": 64}, {**QWEN_7B, "num_experts": 8}, {**QWEN_7B, "hidden_act": "gelu"}],
+    ids=["unknown", "mixture", "plain MLP"],
 )
 def test_of_other_architectures_nothing_is_said(config: dict[str, Any]) -> None:
     assert ModelShape.of(config) is None
