@@ -2,7 +2,7 @@
 
 Runs in the driver; needs no Ray and no GPU. What has no basis yet is said to have none: how long a
 step generates is known once trials of this sweep have run; the time limits bound it until then, and
-what devices and links need for training at least is a part of it.
+what devices and links would need to train on sequences of full length is predicted.
 """
 
 import dataclasses
@@ -71,8 +71,8 @@ class Plan:
     at_most: Cost
     """When every trial takes as long as its time limits allow."""
     training: Cost | None
-    """Of the phases that train and score alone, as fast as the base job's devices and links allow;
-    None where nothing is predicted."""
+    """Of the phases that train and score alone, in the base job, as fast as devices and links allow
+    with sequences of full length; None where nothing is predicted."""
     expected: Cost | None
     """From the trials that have finished; None when none has."""
     memory: Sequence[MemoryPart]
@@ -178,7 +178,10 @@ def training_cost(sweep: Sweep, num_finished: int, found: Forecasts) -> Cost | N
     if found.base.communication is None:
         return None
     trial_s = outline_of(sweep).steps_per_trial * found.base.communication.step_s
-    basis = "the base job as predicted below; start-up and generation come on top"
+    basis = (
+        f"the base job as predicted below, every sequence {found.sequence_tokens} tokens long; "
+        "start-up, generation and the host's own work come on top"
+    )
     return _cost(sweep, num_finished, trial_s, basis)
 
 
@@ -221,7 +224,7 @@ def text_of(sweep: Sweep, plan: Plan) -> str:
     else:
         lines.append("Expected: no basis yet; known once a trial has finished.")
     if plan.training is not None:
-        lines.append(_cost_text("Training alone, at least", plan.training, unit))
+        lines.append(_cost_text("Training alone", plan.training, unit))
     lines += _memory_lines(sweep, plan)
     lines += forecast_lines(plan.forecasts)
     if plan.remote_code:

@@ -296,9 +296,9 @@ def forecast_lines(found: Forecasts) -> list[str]:
         "hide less.",
         "  Share: exposed / predicted time of the phases that train and score and of the weight "
         "sync. Generation, copies",
-        "  and the host's own work between kernels are not in that time: the real share is "
-        "smaller, most of all for small",
-        "  models. Compare the settings with each other.",
+        "  and the host's own work between kernels are not in that time: with such sequences the "
+        "real share is smaller, most",
+        "  of all for small models. Compare the settings with each other.",
     ]
     if found.basis.is_assumed:
         lines.append(
