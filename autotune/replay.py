@@ -98,6 +98,7 @@ def run_in_tune(
             max_concurrent=settings.max_concurrent,
             callbacks=[],
             scheduler=EarlyStopScheduler(searcher),
+            has_next=searcher.has_next,
         )
         searcher.close()
         return judge(landscape, store.read_trials(), searcher.stop_reason)

@@ -167,6 +167,16 @@ class SweepSearcher(Searcher):
         """Whether nothing is left to try: the budget is used up, or the space."""
         return not self._live and not self._pending and self._next_asked() is None
 
+    def has_next(self) -> bool:
+        """Say whether another trial is to start, as far as is known: one that runs may still be
+        lost, and is then tried again."""
+        if self._is_closed or self.failure is not None:
+            return False
+        if len(self._live) >= self._settings.max_concurrent:
+            # Nobody waits for the answer.
+            return True
+        return bool(self._pending) or self._next_asked() is not None
+
     def cost_left(self) -> Cost | None:
         """Return what the rest of the sweep is expected to cost; None before a trial has finished.
 

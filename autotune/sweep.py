@@ -297,6 +297,7 @@ def _tune(sweep: Sweep, store: SweepStore, console: Any) -> SweepResult:
                 stop,
             ],
             scheduler=EarlyStopScheduler(searcher),
+            has_next=searcher.has_next,
         )
     is_complete = searcher.is_done
     searcher.close()

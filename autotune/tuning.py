@@ -10,7 +10,7 @@ import logging
 import os
 import socket
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +159,7 @@ def run_tuner(
     max_concurrent: int,
     callbacks: Sequence[Any],
     scheduler: Any = None,
+    has_next: Callable[[], bool] | None = None,
 ) -> None:
     """Run trials until the searcher has no more; Ctrl-C ends the run and returns.
 
@@ -172,17 +173,22 @@ def run_tuner(
         max_concurrent: Trials at once.
         callbacks: Tune callbacks.
         scheduler: A ``ray.tune.schedulers.TrialScheduler``; None runs every trial to its end.
+        has_next: Whether another trial is to start, as far as is known; while none is, an idle
+            trial's actor ends, although others still run. None: unless the searcher is finished.
     """
     from ray import tune
+
+    from autotune.idle_trials import FreeingSearch
 
     with tempfile.TemporaryDirectory(prefix="autotune_tune_", ignore_cleanup_errors=True) as folder:
         tuner = tune.Tuner(
             trainable,
             tune_config=tune.TuneConfig(
-                search_alg=searcher,
+                search_alg=FreeingSearch(
+                    searcher, max_concurrent=max_concurrent, has_next=has_next
+                ),
                 scheduler=scheduler,
                 num_samples=-1,
-                max_concurrent_trials=max_concurrent,
                 reuse_actors=True,
                 # Tune's own names spell out every override and outgrow the file system's limit.
                 trial_dirname_creator=_folder_of_trial,

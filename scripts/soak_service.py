@@ -247,7 +247,7 @@ def main() -> None:
             run = threading.Thread(
                 target=run_tuner,
                 args=(searcher, trainable),
-                kwargs={"max_concurrent": 2, "callbacks": []},
+                kwargs={"max_concurrent": 2, "callbacks": [], "has_next": searcher.has_next},
             )
             run.start()
             saboteur.work_while(run)

@@ -182,6 +182,29 @@ def store(tmp_path: Path) -> Iterator[SweepStore]:
 # What is suggested.
 
 
+def test_nothing_is_to_follow_while_the_last_trials_run_unless_one_is_lost(
+    store: SweepStore,
+) -> None:
+    searcher = make_searcher(store, num_trials=2, max_concurrent=2)
+    assert searcher.has_next()
+    first, second = suggest(searcher, "a"), suggest(searcher, "b")
+    complete(searcher, measure(first), "a")
+    assert not searcher.has_next()
+    assert searcher.suggest("c") is None
+    searcher.on_trial_complete("b", None, error=True)
+    assert searcher.has_next()
+    assert suggest(searcher, "d")["number"] == second["number"]
+
+
+def test_nothing_follows_a_request_to_stop(store: SweepStore) -> None:
+    searcher = make_searcher(store, max_concurrent=2)
+    complete(searcher, measure(suggest(searcher, "a")), "a")
+    suggest(searcher, "b")
+    assert searcher.has_next()
+    searcher.close()
+    assert not searcher.has_next()
+
+
 def test_the_baseline_comes_first_and_overrides_nothing(store: SweepStore) -> None:
     suggestion = suggest(make_searcher(store))
     assert suggestion == {
