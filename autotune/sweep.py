@@ -37,7 +37,7 @@ from autotune.store import (
     VERSIONS_FILE,
     SweepStore,
 )
-from autotune.tuning import cluster, run_tuner, trials_of
+from autotune.tuning import cluster, run_tuner, storage_units, trials_of
 from autotune.verification import Verification
 from autotune.verl_bridge.overlap_rules import calibration_overrides, overlap_keys
 from autotune.verl_bridge.overrides import compose_base, leaves
@@ -255,6 +255,7 @@ def _tune(sweep: Sweep, store: SweepStore, console: Any) -> SweepResult:
     from autotune.protocol import num_steps
     from autotune.search import SweepSearcher
     from autotune.stop import StopOnRequest
+    from autotune.waiting import WaitsForRoom
     from autotune.warm_start import model_config, warm_start
 
     base = leaves(sweep.base_config)
@@ -295,6 +296,7 @@ def _tune(sweep: Sweep, store: SweepStore, console: Any) -> SweepResult:
                     store, table, record_of=searcher.record_of, on_failure=searcher.fail
                 ),
                 stop,
+                WaitsForRoom(sweep.config.resources, storage_units(sweep)),
             ],
             scheduler=EarlyStopScheduler(searcher),
             has_next=searcher.has_next,

@@ -28,10 +28,11 @@ from autotune.report.text import duration_s
 from autotune.report.verify_text import job_text, setting_name
 from autotune.store import LOG_FOLDER, VERIFICATION_FILE, SweepStore
 from autotune.trial_metrics import against_baseline
-from autotune.tuning import run_tuner, trials_of
+from autotune.tuning import run_tuner, storage_units, trials_of
 from autotune.verification import CandidateResult, Verification, VerifyJob
 from autotune.verl_bridge.config_file import compose_file, differences
 from autotune.verl_bridge.overrides import compose_base, leaves
+from autotune.waiting import WaitsForRoom
 
 logger = logging.getLogger(__name__)
 
@@ -266,7 +267,9 @@ class Verifier:
                 searcher,
                 trials_of(self._sweep, logs, always_cold=True),
                 max_concurrent=1,
-                callbacks=[],
+                callbacks=[
+                    WaitsForRoom(self._sweep.config.resources, storage_units(self._sweep))
+                ],
             )
             if searcher.failure is not None:
                 raise SweepError(

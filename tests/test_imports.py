@@ -28,7 +28,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("verl_bridge",),
     (
         *("progress", "protocol", "failure", "recovery", "transition", "job_run", "leftovers"),
-        *("stop", "trial", "idle_trials", "tuning", "calibrate"),
+        *("stop", "trial", "idle_trials", "waiting", "tuning", "calibrate"),
         *("replay", "in_order", "verify", "sweep", "wandb_process"),
     ),
     (
