@@ -6,6 +6,7 @@ submission id, every resumed one the same with ``-r2``, ``-r3`` behind it; so th
 recognised whoever asks. The sweep itself runs on the head node through ``autotune sweep``.
 """
 
+import logging
 import re
 import shlex
 import tempfile
@@ -22,6 +23,8 @@ from autotune.published import PublishedFolder
 from autotune.store import STOP_FILE
 from autotune.submission import DISTRIBUTION, SWEEP_FILE, pack, sweep_id
 
+logger = logging.getLogger(__name__)
+
 CLUSTER_HOME = '"$HOME"/autotune'
 """Where relative output folders start on the cluster, for its shell."""
 
@@ -29,7 +32,13 @@ STOP_WAIT_S = 180
 """How long a stopped driver may take to end its trials and write its report."""
 
 _REQUEST_TIMEOUT_S = 120
-_AGENT_TIMEOUT_S = 120
+_AGENT_TIMEOUT_S = 60.0
+_NO_AGENT = "No available agent"
+_AGENT_HINT = (
+    "The head node's agent, which starts jobs, does not run: another Ray cluster on that machine "
+    "may hold its port (52365 unless said otherwise). Stop that one, or start the head with "
+    "`ray start --head --dashboard-agent-listen-port=0`; dashboard_agent.log on the head says more."
+)
 _FOLDER = "autotune_folder"
 _ATTEMPT = re.compile(r"(?P<sweep>autotune-.+-[0-9a-f]{8})(-r(?P<number>[0-9]+))?")
 
@@ -71,12 +80,13 @@ class SweepJobs:
 
     Args:
         address: The dashboard, ``http://head:8265``.
+        agent_timeout_s: How long a head that has just come up may take to start jobs.
 
     Raises:
         SweepError: Nothing answers there, or it refuses the token.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, *, agent_timeout_s: float = _AGENT_TIMEOUT_S) -> None:
         from ray.job_submission import JobSubmissionClient
 
         if not address.startswith(("http://", "https://")):
@@ -84,6 +94,7 @@ class SweepJobs:
                 f"--address is {address!r}.", "Give the cluster's dashboard: http://HEAD:8265."
             )
         self.address = address
+        self._agent_timeout_s = agent_timeout_s
         try:
             self.client = JobSubmissionClient(address, create_cluster_if_needed=False)
         except (ConnectionError, RuntimeError) as error:
@@ -148,7 +159,7 @@ class SweepJobs:
             return attempts[-1], False
         with tempfile.TemporaryDirectory(prefix="autotune_submit_") as folder:
             pack(sweep, Path.cwd(), Path(folder))
-            self._start_job(
+            self.start(
                 entrypoint=entrypoint(sweep, python=python),
                 submission_id=attempt_id(name, attempts[-1].number + 1 if attempts else 1),
                 runtime_env={"working_dir": folder, "env_vars": job_environment()},
@@ -159,17 +170,29 @@ class SweepJobs:
             )
         return self.last_attempt(name), True
 
-    def _start_job(self, **job: Any) -> str:
-        deadline_s = time.monotonic() + _AGENT_TIMEOUT_S
+    def start(self, **job: Any) -> str:
+        """Start a job of the Ray Jobs API; return its submission id.
+
+        Raises:
+            SweepError: The cluster did not take it.
+        """
+        deadline_s = time.monotonic() + self._agent_timeout_s
+        has_said = False
         while True:
             try:
                 return str(self.client.submit_job(**job))
             except RuntimeError as error:
-                # A head that has just come up answers before it can run anything.
-                if "No available agent" not in str(error) or time.monotonic() > deadline_s:
+                has_agent = _NO_AGENT not in str(error)
+                if has_agent or time.monotonic() > deadline_s:
                     raise SweepError(
-                        f"The cluster at {self.address} did not take the job: {error}."
+                        f"The cluster at {self.address} did not take the job: {error}.",
+                        "" if has_agent else _AGENT_HINT,
                     ) from error
+                # A head that has just come up answers before it can run anything.
+                if not has_said:
+                    has_said = True
+                    limit_s = self._agent_timeout_s
+                    logger.warning("the head node starts no jobs yet; asking for %g s", limit_s)
             time.sleep(1.0)
 
     def stop(self, attempt: Attempt, *, now: bool) -> None:
@@ -186,7 +209,7 @@ class SweepJobs:
             self.client.stop_job(attempt.submission_id)
             return
         # The driver looks for this file; both run on the head node, as one user.
-        request = self._start_job(entrypoint=f"touch {attempt.folder}/{STOP_FILE}")
+        request = self.start(entrypoint=f"touch {attempt.folder}/{STOP_FILE}")
         deadline_s = time.monotonic() + _REQUEST_TIMEOUT_S
         while time.monotonic() < deadline_s:
             info = self.client.get_job_info(request)

@@ -13,6 +13,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from local_ray import cluster_with_dashboard
+
+from autotune.cluster import SweepJobs
+from autotune.errors import SweepError
 
 ROOT = Path(__file__).parents[1]
 QUICKSTART = ROOT / "search_spaces" / "quickstart_cpu.yaml"
@@ -54,17 +58,8 @@ class Laptop:
             time.sleep(0.5)
 
 
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-    return port
-
-
 @pytest.fixture(scope="module")
 def laptop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Laptop]:
-    from ray.cluster_utils import Cluster
-
     folder, output = tmp_path_factory.mktemp("laptop"), tmp_path_factory.mktemp("output")
     content = yaml.safe_load(QUICKSTART.read_text())
     content |= {"name": "toy", "output_dir": str(output)}
@@ -81,12 +76,8 @@ def laptop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Laptop]:
         f'exec {sys.executable} {ROOT / "tests" / "toy_driver.py"} "$@"\n'
     )
     python.chmod(0o755)
-    port = free_port()
-    cluster = Cluster(
-        initialize_head=True,
-        head_node_args={"num_cpus": 2, "include_dashboard": True, "dashboard_port": port},
-    )
-    yield Laptop(folder, f"http://127.0.0.1:{port}", python, output)
+    cluster, address = cluster_with_dashboard(num_cpus=2)
+    yield Laptop(folder, address, python, output)
     cluster.shutdown()
 
 
@@ -126,3 +117,17 @@ def test_a_sweep_that_was_never_submitted_is_bad_input(laptop: Laptop) -> None:
 def test_a_cluster_that_does_not_answer_is_one_line(laptop: Laptop) -> None:
     nobody = Laptop(laptop.folder, "http://127.0.0.1:9", laptop.python, laptop.records)
     assert "No Ray dashboard answers at http://127.0.0.1:9" in nobody.run("status")
+
+
+def test_a_head_whose_agent_found_its_port_taken_is_told_what_to_do() -> None:
+    with socket.socket() as other:
+        other.bind(("", 0))
+        other.listen()
+        taken = other.getsockname()[1]
+        cluster, address = cluster_with_dashboard(num_cpus=1, agent_port=taken)
+        try:
+            jobs = SweepJobs(address, agent_timeout_s=1.0)
+            with pytest.raises(SweepError, match="--dashboard-agent-listen-port=0"):
+                jobs.start(entrypoint="true")
+        finally:
+            cluster.shutdown()

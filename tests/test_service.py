@@ -5,7 +5,6 @@ watched, robbed of a node, stopped, resumed, fetched. verl runs over two of the 
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from typing import Any
 
 import pytest
 import yaml
+from local_ray import cluster_with_dashboard
 
 ROOT = Path(__file__).parents[1]
 QUICKSTART = ROOT / "search_spaces" / "quickstart_cpu.yaml"
@@ -67,8 +67,6 @@ class Service:
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    from ray.cluster_utils import Cluster
-
     subprocess.run(
         [sys.executable, "scripts/make_demo_assets.py", "--out", "demo/tiny"], cwd=ROOT, check=True
     )
@@ -84,15 +82,9 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     # Its cold jobs would take longer than all the rest.
     content["verify"] = {"enabled": False}
     (laptop / "sweep.yaml").write_text(yaml.safe_dump(content))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    cluster = Cluster(
-        initialize_head=True,
-        head_node_args={"num_cpus": 8, "include_dashboard": True, "dashboard_port": port},
-    )
+    cluster, address = cluster_with_dashboard(num_cpus=8)
     with tempfile.TemporaryDirectory(prefix="nodes_", dir="/tmp") as disks:
-        service = Service(cluster, [], f"http://127.0.0.1:{port}", laptop, home, Path(disks))
+        service = Service(cluster, [], address, laptop, home, Path(disks))
         for _ in range(2):
             service.add_node()
         yield service
