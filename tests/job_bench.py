@@ -48,7 +48,7 @@ class Bench:
     def log_path(self) -> Path:
         return self._folder / f"job_{self._num_jobs}.log"
 
-    def begin(self, setting: dict[str, Any]) -> JobRun:
+    def begin(self, setting: dict[str, Any], protocol: TrialConfig = PROTOCOL) -> JobRun:
         """Begin a setting, live where a job is."""
         start, are_engines_kept = Start.COLD, False
         if self.process is None:
@@ -66,20 +66,20 @@ class Bench:
         self._setting = setting
         request = JobRequest(
             config_name=self._sweep.config.base.config_name,
-            overrides=[*self._sweep.job_overrides(setting), *protocol_overrides(PROTOCOL)],
+            overrides=[*self._sweep.job_overrides(setting), *protocol_overrides(protocol)],
             device="cpu",
             profiled_steps=[],
             probes=False,
             start=start.value,
             keeps_engines=are_engines_kept,
-            collective_timeout_s=COLLECTIVE_SHARE * PROTOCOL.step_timeout_s,
+            collective_timeout_s=COLLECTIVE_SHARE * protocol.step_timeout_s,
             keeps_first=True,
             rollout_folder=None,
         )
         return JobRun(
             self.process,
             request,
-            protocol=PROTOCOL,
+            protocol=protocol,
             number=1,
             attempt=0,
             nodes=self._nodes,

@@ -4,6 +4,7 @@ A live job must compute what a cold one computes, grow in nothing, and say where
 worker was killed. Four cold starts serve all of it.
 """
 
+import dataclasses
 import signal
 import time
 from collections.abc import Iterator
@@ -14,13 +15,15 @@ import pytest
 import ray
 import yaml
 from critic_case import with_critic
-from job_bench import Bench, assert_not_grown
+from job_bench import PROTOCOL, Bench, assert_not_grown
 from local_ray import local_ray
 from quickstart_case import QUICKSTART, load_quickstart, quickstart_files, values
 
 from autotune.config import Sweep
 from autotune.job_run import JobEnded, JobRun
 from autotune.objective import Start, TrialState
+from autotune.protocol import COLLECTIVE_SHARE
+from autotune.settings import TrialConfig
 from autotune.verl_bridge.job_processes import processes_of
 from autotune.verl_bridge.launcher import VerlProcess
 from autotune.verl_bridge.phases import PHASE_OF_METHOD
@@ -111,35 +114,44 @@ def test_many_transitions_leave_no_trace(bench: Bench, runs: dict[str, JobRun]) 
     assert_not_grown(before, bench.footprint())
 
 
-class Killer:
-    """The launcher, killing a process by SIGKILL when the job enters a phase."""
+class Saboteur:
+    """The launcher, sending a process a signal when the job enters a phase."""
 
-    def __init__(self, process: VerlProcess, victim: psutil.Process, phase: str) -> None:
+    def __init__(
+        self, process: VerlProcess, victim: psutil.Process, phase: str, number: signal.Signals
+    ) -> None:
         self._process = process
         self._victim = victim
         self._phase = phase
-        self.has_killed = False
+        self._signal = number
+        self.is_done = False
 
     def next_event(self, timeout_s: float) -> dict[str, Any] | None:
         event = self._process.next_event(timeout_s)
         is_it = event is not None and event["kind"] == PHASE and event["name"] == self._phase
-        if is_it and not self.has_killed:
-            self.has_killed = True
-            self._victim.send_signal(signal.SIGKILL)
+        if is_it and not self.is_done:
+            self.is_done = True
+            self._victim.send_signal(self._signal)
         return event
 
 
-def end_of_killed(bench: Bench, actor: str, phase: str) -> JobEnded:
-    """Run a job of which a process is killed in a phase of the second step."""
-    run = bench.begin(A)
+def end_of(
+    bench: Bench,
+    actor: str,
+    phase: str,
+    number: signal.Signals = signal.SIGKILL,
+    protocol: TrialConfig = PROTOCOL,
+) -> JobEnded:
+    """Run a job of which a process gets a signal in a phase of the second step."""
+    run = bench.begin(A, protocol)
     run.next_step()
     assert bench.process is not None
-    killer = Killer(bench.process, bench.processes_of(actor)[0], phase)
-    run._process = killer  # type: ignore[assignment]
+    saboteur = Saboteur(bench.process, bench.processes_of(actor)[0], phase, number)
+    run._process = saboteur  # type: ignore[assignment]
     with pytest.raises(JobEnded) as ended:
         while True:
             run.next_step()
-    assert killer.has_killed
+    assert saboteur.is_done
     return ended.value
 
 
@@ -155,11 +167,27 @@ def end_of_killed(bench: Bench, actor: str, phase: str) -> JobEnded:
 def test_a_process_that_is_killed_ends_the_job_in_that_phase_and_nothing_is_left(
     bench: Bench, runs: dict[str, JobRun], actor: str, phase: str
 ) -> None:
-    ended = end_of_killed(bench, actor, phase)
+    ended = end_of(bench, actor, phase)
     assert ended.verdict.state is TrialState.CRASH and ended.verdict.has_died
     # The phase may be over before the signal arrives; the next one then meets the dead process.
     names = list(PHASE_OF_METHOD.values())
     assert any(f"in phase {name}:" in ended.verdict.cause for name in names), ended.verdict.cause
+    assert_nothing_is_left(bench)
+
+
+def test_a_rank_that_stands_still_is_told_by_the_collective_that_waits_for_it(
+    bench: Bench,
+) -> None:
+    hasty = dataclasses.replace(PROTOCOL, step_timeout_s=80)
+    ended = end_of(bench, "WorkerDict", "update_actor", signal.SIGSTOP, hasty)
+    assert ended.verdict.state is TrialState.HANG
+    # Long before the step's own limit, which would say that no step was finished.
+    assert f"imed out waiting {COLLECTIVE_SHARE * 80 * 1000:.0f}ms" in ended.verdict.cause
+    assert "all stacks" in bench.log_path.read_text()
+    assert_nothing_is_left(bench)
+
+
+def assert_nothing_is_left(bench: Bench) -> None:
     bench.end()
     deadline = time.monotonic() + 10
     while processes_of(bench.job) and time.monotonic() < deadline:
