@@ -184,8 +184,9 @@ class SweepJobs:
             except RuntimeError as error:
                 has_agent = _NO_AGENT not in str(error)
                 if has_agent or time.monotonic() > deadline_s:
+                    reason = str(error).rstrip(".")
                     raise SweepError(
-                        f"The cluster at {self.address} did not take the job: {error}.",
+                        f"The cluster at {self.address} did not take the job: {reason}.",
                         "" if has_agent else _AGENT_HINT,
                     ) from error
                 # A head that has just come up answers before it can run anything.
