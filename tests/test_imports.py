@@ -18,7 +18,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         *("verl_bridge.config_file", "verl_bridge.job", "verl_bridge.overrides"),
         *("verl_bridge.paths", "verl_bridge.rules", "verl_bridge.schema"),
         *("verl_bridge.registries", "verl_bridge.startup_times"),
-        *("verl_bridge.overlap_rules", "verl_bridge.step_phases"),
+        *("verl_bridge.overlap_rules", "verl_bridge.step_phases", "verl_bridge.discovery"),
     ),
     (
         *("sampler", "study", "budget", "early_stop", "search", "warm_start"),

@@ -28,10 +28,14 @@ import importlib, json, sys
 device, rollout = sys.argv[1:]
 problems = []
 try:
+    # Asked first: verl's own error does not name it.
+    from autotune.verl_bridge.discovery import lost_plugin
+    problems += ["verl does not know " + name for name in lost_plugin()]
     import verl
     import verl.trainer.ppo.v1.trainer_sync
     from autotune.verl_bridge.plugin import missing_registrations
-    problems += ["verl does not know " + name for name in missing_registrations(device)]
+    missing = ["verl does not know " + name for name in missing_registrations(device)]
+    problems += [problem for problem in missing if problem not in problems]
 except Exception as error:
     problems.append(f"verl: {type(error).__name__}: {error}")
 if rollout:

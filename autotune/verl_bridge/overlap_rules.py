@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from autotune.models.calibration import Calibration
 from autotune.models.overlap_settings import OVERLAP, TURNS_ON, OverlapSettings
 from autotune.verl_bridge import job
+from autotune.verl_bridge.discovery import PLUGIN
 from autotune.verl_bridge.job import ACTOR, MODEL, REF, Leaves
 from autotune.verl_bridge.rules import Rule
 
@@ -19,10 +20,6 @@ ENGINES: Mapping[str, str] = {
     "critic": "critic.fsdp",
 }
 """Role -> section of its FSDP engine."""
-
-PLUGIN = "autotune.verl_bridge.plugin"
-"""What reads the settings; verl itself would pass over them."""
-
 
 def overlap_keys(name: str, roles: Sequence[str] = tuple(ENGINES)) -> tuple[str, ...]:
     """Return the keys of one overlap setting, one for each role."""

@@ -12,11 +12,11 @@ none of them runs as without this package.
 
 import importlib
 import os
-from importlib.metadata import entry_points
 
 import wrapt
 
 from autotune.verl_bridge import platform_cpu  # registers the platform "cpu"
+from autotune.verl_bridge.discovery import lost_plugin
 from autotune.verl_bridge.isolation import (
     TRANSFER_QUEUE_NAMESPACE_ENV,
     isolate_transfer_queue,
@@ -65,20 +65,6 @@ if os.environ.get(TRANSFER_QUEUE_NAMESPACE_ENV):
         isolate_transfer_queue(module, namespace=os.environ[TRANSFER_QUEUE_NAMESPACE_ENV])
 
 
-_GROUP, _POLICY_ENV = "verl.plugins", "VERL_USE_EXTERNAL_PLUGINS"
-
-
-def _is_discovered() -> bool:
-    """Say whether verl loads this module by itself (verl/__init__.py): who asks has imported it,
-    so that its registrations are there in any case, but workers import verl alone."""
-    allowed = os.environ.get(_POLICY_ENV, "auto").strip().lower()
-    names = None if allowed == "auto" else [name.strip() for name in allowed.split(",")]
-    return any(
-        entry.value == __name__ and (names is None or entry.name in names)
-        for entry in entry_points(group=_GROUP)
-    )
-
-
 def missing_registrations(device: str) -> list[str]:
     """Ask verl's registries what should be there on ``device`` and is not; empty when all is
     well."""
@@ -86,7 +72,7 @@ def missing_registrations(device: str) -> list[str]:
     from verl.workers.engine import EngineRegistry
     from verl.workers.rollout.replica import RolloutReplicaRegistry
 
-    missing = [] if _is_discovered() else [f"plug-in {__name__}, an entry point of {_GROUP}"]
+    missing = lost_plugin()
     key = "cpu" if device == "cpu" else ("cuda", "nvidia")
     for model_type in ("language_model", "value_model"):
         if key not in EngineRegistry._engines.get(model_type, {}).get("fsdp2", {}):

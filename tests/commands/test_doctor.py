@@ -81,6 +81,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Comple
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
+        cwd=folder,
         env=plant(folder),
         preexec_fn=limit_files,
     ) as cluster:

@@ -47,6 +47,8 @@ def probe_elsewhere(
         [sys.executable, "-c", PROGRAM],
         input=pickle.dumps(asked),
         capture_output=True,
+        # Not in the checkout, whose own metadata would come first.
+        cwd=Path(__file__).parent,
         env={**os.environ, **(environment or {})},
         preexec_fn=limit,
         timeout=280,
