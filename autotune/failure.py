@@ -1,12 +1,12 @@
 """Why a job ended early, and whether its setting is to blame.
 
 Runs in the trial actor. A pure function from evidence, which :mod:`autotune.job_run` collects, to
-a verdict. Only the death of a node (or of the trial's own actor, which Tune reports) and a full
-disk are nobody's setting. A process of the job that dies on a living node is held to be the
-setting's doing, unless a second, cold job runs well: on an accelerator a failed collective and a
-dead rollout engine look like that. From outside, a process that was killed and one that left
-without a word look the same; the kernel's counter of processes ended for lack of memory tells the
-third case.
+a verdict. Only the death of a node (or of the trial's own actor, which Tune reports), a full disk
+and an installation that starts no job are nobody's setting. A process of the job that dies on a
+living node is held to be the setting's doing, unless a second, cold job runs well: on an
+accelerator a failed collective and a dead rollout engine look like that. From outside, a process
+that was killed and one that left without a word look the same; the kernel's counter of processes
+ended for lack of memory tells the third case.
 """
 
 import re
@@ -31,6 +31,8 @@ _OUT_OF_MEMORY = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 _DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded|OutOfDiskError")
+_CANNOT_START = re.compile(r"\bTrialStartError\b")
+"""What this package finds wrong on a node before it runs a setting there."""
 _NODE_LOST = re.compile(r"NodeDiedError|its node has died|node (?:was|is) (?:dead|terminated)")
 _COLLECTIVE_TIMEOUT = re.compile(
     r"Watchdog caught collective operation timeout"
@@ -89,6 +91,9 @@ def judge(evidence: Evidence) -> Verdict:
     if evidence.lost_nodes or _NODE_LOST.search(text):
         lost = ", ".join(evidence.lost_nodes)
         return _verdict(TrialState.INFRASTRUCTURE, f"lost node {lost}" if lost else said)
+    refused = [cause for cause in evidence.causes if _CANNOT_START.search(cause)]
+    if refused:
+        return _verdict(TrialState.INFRASTRUCTURE, innermost(refused))
     if _DISK_FULL.search(text):
         return _verdict(TrialState.INFRASTRUCTURE, said)
     if _OUT_OF_MEMORY.search(text):

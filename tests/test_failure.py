@@ -47,12 +47,21 @@ def test_running_out_of_memory_is_recognised(text: str) -> None:
         Evidence(causes=[DIED], lost_nodes=["10.0.0.7"]),
         Evidence(causes=["ActorDiedError: The actor died because its node has died. Node Id: 1"]),
         Evidence(causes=["OSError: [Errno 28] No space left on device"]),
+        Evidence(causes=["TrialStartError: verl does not know plug-in x, an entry point of y."]),
+        Evidence(causes=["RayTaskError(TrialStartError): ray::f()\nTrialStartError: verl 0.8"]),
         Evidence(causes=[DIED], log="OSError: [Errno 28] No space left on device: '/dev/shm'"),
         Evidence(returncode=-9, lost_nodes=["10.0.0.7"]),
     ],
 )
-def test_a_lost_node_and_a_full_disk_are_nobodys_setting(evidence: Evidence) -> None:
+def test_a_lost_node_a_full_disk_and_a_wrong_installation_are_nobodys_setting(
+    evidence: Evidence,
+) -> None:
     assert judge(evidence).state is TrialState.INFRASTRUCTURE
+
+
+def test_what_a_job_refuses_to_start_with_is_the_cause_and_not_what_it_came_from() -> None:
+    causes = ["TrialStartError: The trial's request cannot be read.", "TypeError: 'unknown'"]
+    assert judge(Evidence(causes=causes)).cause == causes[0]
 
 
 @pytest.mark.parametrize(

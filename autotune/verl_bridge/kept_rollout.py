@@ -21,7 +21,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from autotune.errors import TrialStartError
+from autotune.errors import BadInputError
 
 PARTITION = "train"
 """verl's partition of TransferQueue for what is trained on."""
@@ -57,12 +57,12 @@ class RolloutBatch:
             fields: All of their fields, a TensorDict in the same order.
 
         Raises:
-            TrialStartError: It holds images or the like, which are no tensors of tokens.
+            BadInputError: It holds images or the like, which are no tensors of tokens.
         """
         values = {name: fields.get(name) for name in sorted(fields.keys())}
         images = values.get("multi_modal_inputs")
         if images is not None and any(len(entry) for entry in images.tolist()):
-            raise TrialStartError(
+            raise BadInputError(
                 "trial.fidelity is 'update', but the rollout holds images, audio or video, which "
                 "are not kept.",
                 "Set trial.fidelity: full.",

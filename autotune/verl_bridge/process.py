@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from autotune.errors import TrialStartError
+
 if TYPE_CHECKING:
     from autotune.verl_bridge.trainer import TrialTrainer
 
@@ -65,6 +67,22 @@ class JobRequest:
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))
+
+    @staticmethod
+    def from_json(text: str) -> "JobRequest":
+        """Return the request that a trial wrote.
+
+        Raises:
+            TrialStartError: It is that of another version of this package, which was updated under
+                a running sweep.
+        """
+        try:
+            return JobRequest(**json.loads(text))
+        except (TypeError, ValueError) as error:
+            raise TrialStartError(
+                f"The trial's request cannot be read: {error}.",
+                "Its package is of another version than this process's: run the sweep again.",
+            ) from error
 
 
 class _Events:
@@ -170,7 +188,6 @@ class Job:
         from verl.trainer.main_ppo import TaskRunnerV1
         from verl.utils.logging_utils import configure_verl_logging
 
-        from autotune.errors import TrialStartError
         from autotune.verl_bridge.kept_rollout import KeptRollout
         from autotune.verl_bridge.plugin import missing_registrations
         from autotune.verl_bridge.trainer import TrialTrainer
@@ -280,9 +297,7 @@ def main(arguments: Sequence[str]) -> None:
     while True:
         request = requests.get()
         try:
-            # A request of another version of this package is no less an outcome than what verl
-            # raises: the trial would wait for its time limit.
-            job.run(JobRequest(**json.loads(request)))
+            job.run(JobRequest.from_json(request))
         except Exception as error:
             # The process boundary: whatever verl raised is this trial's outcome, told to the trial
             # actor.

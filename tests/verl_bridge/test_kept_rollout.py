@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError
 from tensordict import NonTensorStack, TensorDict
 
-from autotune.errors import TrialStartError
+from autotune.errors import BadInputError
 from autotune.verl_bridge.kept_rollout import KeptRollout, RolloutBatch, read_batch, write_batch
 
 KEYS = ["b_0_0", "a_1_0", "a_0_0"]
@@ -69,7 +69,7 @@ def test_transfer_queue_gets_back_what_it_gave_but_for_what_nobody_reads(tmp_pat
 
 def test_a_rollout_with_images_is_refused() -> None:
     images = NonTensorStack({"pixel_values": torch.ones(2)}, {}, {})
-    with pytest.raises(TrialStartError, match="holds images, audio or video.*fidelity: full"):
+    with pytest.raises(BadInputError, match="holds images, audio or video.*fidelity: full"):
         RolloutBatch.of(KEYS, TAGS, fields(multi_modal_inputs=images))
 
 
