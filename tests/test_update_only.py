@@ -68,8 +68,7 @@ def live(in_root: None, folder: Path) -> list[SettingRun]:
 
 @pytest.fixture(scope="module")
 def later(live: list[SettingRun], folder: Path) -> SettingRun:
-    """A second job, which finds the rollout on disk. Its server never gets weights, and would
-    refuse to generate."""
+    """A second job, which finds the rollout on disk and has nobody who could generate."""
     sweep = load_quickstart(*STEPS, *REPLAYING)
     return run_live(sweep, [sweep.space.baseline()], folder / "later")[0]
 
@@ -130,6 +129,18 @@ def test_nothing_is_generated_and_no_weights_are_handed_over(
             assert not {"timing_s/gen", "timing_s/update_weights"} & step.metrics.keys()
         assert not {"phase_gen_s", "phase_update_weights_s"} & run.record.metrics.keys()
     assert {"phase_gen_s", "phase_update_weights_s"} <= whole.record.metrics.keys()
+
+
+def test_the_first_job_ends_its_rollout_servers_and_a_later_one_starts_none(
+    folder: Path, live: list[SettingRun], later: SettingRun
+) -> None:
+    # verl prints the addresses of servers that it has started.
+    first, second = (
+        (folder / name / "trial_0000.log").read_text(encoding="utf-8") for name in ("live", "later")
+    )
+    assert first.count("LLMServerManager: [") == 1
+    assert first.count("rollout: 1 servers with 1 processes are gone") == 1
+    assert "LLMServerManager: [" not in second and "AgentLoopWorker" not in second
 
 
 def test_the_rollout_is_kept_once_a_step_and_read_from_there(

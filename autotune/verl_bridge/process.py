@@ -221,8 +221,9 @@ class Job:
             kept=None if folder is None else KeptRollout(Path(folder)),
         )
         runner.trainer.init()
-        self._events.send_phase("agent_loop")
-        runner.init_agent_loop_manager()
+        if runner.trainer.has_rollout:
+            self._events.send_phase("agent_loop")
+            runner.init_agent_loop_manager()
         self._runner = runner
 
     @staticmethod

@@ -3,8 +3,8 @@ with another setting.
 
 Runs in the trial's verl process. The PPO step is verl's own; around it every rank is asked for its
 measurements, and the step's metrics are handed to a callback instead of a logger's backend. Where
-a rollout is kept, it is generated before the first step of the first job only; no step generates or
-hands weights to the rollout, which sleeps: nobody would read them.
+a rollout is kept, it is generated before the first step of the first job only, whose servers are
+ended then; a later job starts none.
 """
 
 import logging
@@ -158,10 +158,19 @@ class TrialTrainer(PhasedTrainer):
         """Let ``fit`` return after the step that runs; safe from another thread."""
         self._is_left = True
 
+    @property
+    def has_rollout(self) -> bool:
+        """Whether there are servers that generate."""
+        return bool(self.llm_server_manager.get_replicas())
+
     def keep_rollout(self, agent_loop_manager: Any) -> None:
         """Generate the rollout of every step with the first weights, where it is to be replayed and
-        no job has done so yet; the rollout sleeps from then on."""
-        if self._kept is None:
+        no job has done so yet; nobody needs the servers from then on.
+
+        Args:
+            agent_loop_manager: verl's, None where there are no servers.
+        """
+        if self._kept is None or not self.has_rollout:
             return
         if not self._kept.is_there:
             self.agent_loop_manager = agent_loop_manager
@@ -170,8 +179,7 @@ class TrialTrainer(PhasedTrainer):
                     self.global_steps = step
                     draft.write(step, self._generate())
             self.global_steps = 0
-        # Another job may have kept one since this rollout got its weights.
-        self._sleep_rollout()
+        self._end_rollout()
 
     def _generate(self) -> RolloutBatch:
         """Return what verl would train on in this step."""
@@ -266,6 +274,12 @@ class TrialTrainer(PhasedTrainer):
         from autotune.verl_bridge.workers import TrialActorRolloutRefWorker, TrialTrainingWorker
 
         super()._init_resource_pool_mgr()
+        if self._kept is not None and self._kept.is_there:
+            # verl reads it when it comes to the servers. The workers' roles, which it has chosen
+            # just now, stay those of whole steps.
+            self._enable_hybrid_replicas = False
+            # Its manager of no servers asks for nodes of their own, and takes none.
+            self.config.actor_rollout_ref.rollout.nnodes = 1
         self._use_workers(TrialActorRolloutRefWorker, TrialTrainingWorker)
         self._use_pools(partial(ExistingGroupManager, placement_group=self._placement_group))
 
