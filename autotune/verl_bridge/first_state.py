@@ -116,6 +116,11 @@ def free(groups: set[Any]) -> None:
         torch._dynamo.reset()
     get_platform().device_module.empty_cache()
     give_back_host_memory()
+    end_groups(groups)
+
+
+def end_groups(groups: set[Any]) -> None:
+    """End process groups that nobody uses any more."""
     # All ranks in one order: ending a communicator is a collective call.
     for group in sorted(groups - {dist.group.WORLD}, key=lambda group: group.group_name):
         dist.destroy_process_group(group)

@@ -30,6 +30,7 @@ from autotune.verl_bridge.first_state import (
     FirstState,
     RandomState,
     batch_values,
+    end_groups,
     free,
     give_back_host_memory,
     groups_of,
@@ -289,7 +290,7 @@ class TrialActorRolloutRefWorker(GlooActorRolloutRefWorker):
         keep the engines."""
         groups = set(self.rollout.device_mesh.get_all_groups())
         self.rollout = None
-        free(groups)
+        end_groups(groups)
         self.config = config
         # verl builds what its role names.
         role, self.role = self.role, "rollout"
