@@ -124,13 +124,12 @@ class Soak:
             if result["done"]:
                 record = TrialRecord.from_dict(json.loads(result[RECORD]))
                 first = record.other_jobs[0].state.value if record.other_jobs else ""
-                jobs = (*record.other_jobs, record)
                 return Row(
                     fault=fault,
                     state=record.state,
                     retries=record.retries,
                     first=first,
-                    starts=tuple(job.start.value for job in jobs),
+                    starts=(*(job.start.value for job in record.other_jobs), record.start.value),
                     seconds=time.monotonic() - started_s,
                 )
 

@@ -135,7 +135,7 @@ class Bench:
 
 def live_actors() -> list[dict[str, str]]:
     """Ray's actors that have a name and live, of all jobs: namespace and name of each."""
-    return ray.util.list_named_actors(all_namespaces=True)  # type: ignore[no-any-return]
+    return ray.util.list_named_actors(all_namespaces=True)
 
 
 def assert_not_grown(before: dict[str, int], after: dict[str, int]) -> None:

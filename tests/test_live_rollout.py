@@ -73,7 +73,7 @@ def settings_of_servers() -> list[dict[str, Any]]:
     found = [actor for actor in live_actors() if actor["name"].startswith("hf_server_")]
     servers = [ray.get_actor(actor["name"], actor["namespace"]) for actor in found]
     settings = [server.__ray_call__.remote(lambda self: vars(self._settings)) for server in servers]
-    return ray.get(settings)  # type: ignore[no-any-return]
+    return ray.get(settings)
 
 
 @pytest.fixture(scope="module")

@@ -193,6 +193,7 @@ class TrialActorRolloutRefWorker(GlooActorRolloutRefWorker):
     actor: Any
     ref: Any
     rollout: Any
+    role: str
     _consistency: Any
     _profiler: Any
     _trace: Any

@@ -35,13 +35,14 @@ class Manager:
     """verl's manager of servers, as far as ending them goes."""
 
     def __init__(self, names: Sequence[str], note: Path | None = None) -> None:
-        make = ray.remote(RolloutServer)
+        make: Any = ray.remote(RolloutServer)
+        make_balancer: Any = ray.remote(Balancer)
         self.actors = [make.options(name=name, num_cpus=0).remote(note) for name in names]
         self.rollout_replicas = [Replica(actor) for actor in self.actors]
         self.server_handles = self.actors
         self.server_addresses = [f"at {name}" for name in names]
-        self.global_load_balancer = (
-            ray.remote(Balancer).options(num_cpus=0).remote([*self.server_addresses, "another"])
+        self.global_load_balancer = make_balancer.options(num_cpus=0).remote(
+            [*self.server_addresses, "another"]
         )
 
     def get_replicas(self) -> list[Replica]:
@@ -51,7 +52,7 @@ class Manager:
         return self.server_addresses
 
     def children(self) -> list[int]:
-        return ray.get([actor.child.remote() for actor in self.actors])  # type: ignore[no-any-return]
+        return ray.get([actor.child.remote() for actor in self.actors])
 
 
 class Workers:
