@@ -139,8 +139,9 @@ class Soak:
             return
         trainable = tune.with_parameters(VerlTrial, spec=self._spec)
         strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=0)
+        # The bundle's CPUs are the ranks'.
         self._actor = (
-            ray.remote(trainable).options(num_cpus=1, scheduling_strategy=strategy).remote(config)
+            ray.remote(trainable).options(num_cpus=0, scheduling_strategy=strategy).remote(config)
         )
 
     def close(self) -> list[str]:
