@@ -13,6 +13,7 @@ import dataclasses
 from typing import Any
 
 import torch
+from verl.plugin.platform import get_platform
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
 
@@ -32,8 +33,6 @@ class PlannedWrapping:
     model_config: Any
     overlap_plan: Plan | None = None
     """How the model was wrapped; None where verl wrapped it."""
-    computes_on_host = False
-    """Whether there is no accelerator."""
 
     def _build_fsdp_module(self, module: torch.nn.Module) -> torch.nn.Module:
         settings = self._overlap_settings()
@@ -68,7 +67,7 @@ class PlannedWrapping:
             trains=not config.forward_only,
             recomputes=self.model_config.enable_gradient_checkpointing,
             reshards=config.reshard_after_forward,
-            on_host=self.computes_on_host,
+            on_host=get_platform().device_name == "cpu",
         )
 
     def _tokens(self, settings: OverlapSettings) -> int:

@@ -16,10 +16,6 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDP
 from autotune.verl_bridge.engine import PlannedWrapping
 
 
-class _OnHost(PlannedWrapping):
-    computes_on_host = True
-
-
 class _NoPinnedOffload:
     """Builds the FSDP module as if the engine were trainable: same sharding, no offload policy."""
 
@@ -37,7 +33,7 @@ class _NoPinnedOffload:
 
 
 @EngineRegistry.register(model_type="language_model", backend="fsdp2", device="cpu")
-class CPUFSDPEngineWithLMHead(_OnHost, _NoPinnedOffload, FSDPEngineWithLMHead):
+class CPUFSDPEngineWithLMHead(PlannedWrapping, _NoPinnedOffload, FSDPEngineWithLMHead):
     """Actor and reference."""
 
 

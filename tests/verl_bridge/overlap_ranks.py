@@ -82,6 +82,7 @@ def _run_case(case: Case, rank: int, folder: Path) -> dict[str, Any]:
     engine.initialize()
     result: dict[str, Any] = {
         "plan": None if engine.overlap_plan is None else str(engine.overlap_plan),
+        "on_host": None if engine.overlap_plan is None else engine.overlap_plan.work.on_host,
         "units": _units(engine.module),
     }
     if engine.engine_config.forward_only:

@@ -258,6 +258,14 @@ def test_the_entropy_is_computed_as_its_knobs_say(results: Mapping[str, Any]) ->
     assert results["compiled"]["entropy"] == "compiled entropy_from_logits"
 
 
+def test_without_an_accelerator_every_plan_is_one_for_the_host(
+    results: Mapping[str, Any],
+) -> None:
+    planned = {name: found["on_host"] for name, found in results.items() if found["plan"]}
+    assert planned.keys() > {"pairs", "critic_pairs"}
+    assert set(planned.values()) == {True}
+
+
 # The same numbers
 
 
