@@ -1,18 +1,20 @@
 """How good are searches in landscapes: ours against others, the same noise and budgets for all.
 
     python scripts/bench_search.py --seeds 100 --processes 16 --out scripts/bench_search.json
-    python scripts/bench_search.py --table scripts/bench_search.json
+    python scripts/bench_search.py --table scripts/bench_search.json --readme README.md
 
 The table says how fast the setting that each method exports is in truth, relative to the best
 feasible one: on the landscapes that ship, and on ``held_out``, where every seed has a simulated
-landscape of its own on which nothing was chosen. No Ray cluster is started. Each search is appended
-to a file of lines beside the output as it ends, so that a run that was interrupted goes on; the
-figures are of all lines in that file, and written at the end. How methods play is in
-``search_bench/methods.py``.
+landscape of its own; shares of start-up and repetition were chosen with seeds below 48, nothing
+with the later ones. No Ray cluster is started. Each search is appended to a file of lines beside
+the output as it ends, so that a run that was interrupted goes on; the figures are of all lines in
+that file, and written at the end. How methods play is in ``search_bench/methods.py``.
 """
 
 import argparse
+import contextlib
 import functools
+import importlib.metadata
 import json
 import multiprocessing
 import os
@@ -24,7 +26,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from search_bench.figures import GOOD, summary, table, write_figures
+from search_bench.figures import GOOD, summary, table, with_figures, write_figures
 from search_bench.methods import METHODS, missing_packages
 from search_bench.simulated import simulated_landscape
 
@@ -121,6 +123,16 @@ def _results(searches: Sequence[Search], num_processes: int) -> Iterator[dict[st
                 yield future.result()
 
 
+def _versions() -> dict[str, str]:
+    """Return the releases that the methods came from, of packages that are installed."""
+    names = ("optuna", "ray", "numpy", "scipy", "botorch", "optuna-integration")
+    found = {}
+    for name in names:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--seeds", type=int, default=100)
@@ -130,9 +142,14 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1, help="searches at once (default: 1)")
     parser.add_argument("--out", default="bench_search.json", help="figures, replaced at the end")
     parser.add_argument("--table", help="print the table of a file of figures; run nothing")
+    parser.add_argument("--readme", help="with --table: write the figures into this README too")
     options = parser.parse_args()
     if options.table:
-        print(table(json.loads(Path(options.table).read_text())["rows"]))
+        shown = json.loads(Path(options.table).read_text())["rows"]
+        print(table(shown))
+        if options.readme:
+            readme = Path(options.readme)
+            readme.write_text(with_figures(readme.read_text(), shown))
         return
     for method in options.methods:
         if missing := missing_packages(method):
@@ -147,8 +164,7 @@ def main() -> None:
     ]
     path = Path(options.out)
     rows = summary(run_all(searches, path.with_suffix(".jsonl"), options.processes))
-    command = f"python scripts/bench_search.py --seeds {options.seeds}"
-    write_figures(path, rows, {"command": command})
+    write_figures(path, rows, {"seeds": "0 to one less than each row's", "versions": _versions()})
     print(table(rows))
 
 

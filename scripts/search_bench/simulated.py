@@ -1,9 +1,10 @@
 """Simulated landscapes, each with another model, other links and other knobs: a held-out test.
 
-Runs in a benchmark's processes. Nothing of a search was chosen on them. The shape is that of FSDP2
-training: launches fall with the micro-batch, collectives with the bucket, prefetch hides a part of
-them, memory is a sum of parts, and KL scatter grows where kernels change. The sizes of all effects,
-the knobs, the limits and every setting's own deviation are drawn from the seed. Not measured.
+Runs in a benchmark's processes. The models' priors were not fitted to them. The shape is that of
+FSDP2 training: launches fall with the micro-batch, collectives with the bucket, prefetch hides a
+part of them, memory is a sum of parts, and KL scatter grows where kernels change. The sizes of all
+effects, the knobs, the limits and every setting's own deviation are drawn from the seed. Not
+measured.
 """
 
 import itertools

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from search_bench.figures import summary, table  # noqa: E402
+from search_bench.figures import summary, table, with_figures  # noqa: E402
 from search_bench.methods import METHODS, missing_packages  # noqa: E402
 from search_bench.simulated import simulated_landscape  # noqa: E402
 
@@ -62,6 +62,12 @@ def test_figures_are_of_all_seeds_of_a_method() -> None:
     assert (row["seeds"], row["median"], row["trials_to_good"]) == (3, 0.8, 6)
     assert (row["infeasible_ratio"], row["failed_ratio"]) == (0.3333, 0.1)
     assert "| a | 10 | m | 3 | 0.800 | 0.160 | 33.3 % | 0.0 % | 10.0 % | 6 |" in table([row])
+
+
+def test_the_readmes_figures_are_those_of_the_committed_file() -> None:
+    rows = json.loads((ROOT / "scripts" / "bench_search.json").read_text())["rows"]
+    readme = (ROOT / "README.md").read_text()
+    assert with_figures(readme, rows) == readme
 
 
 @pytest.mark.slow
