@@ -127,11 +127,6 @@ class Verification:
     claim: dict[str, Any] | None = None
     """What that file states of its gain, see ``autotune.claim``; None: nothing."""
 
-    @property
-    def winning(self) -> CandidateResult | None:
-        """The proven candidate with the largest gain."""
-        return next((found for found in self.candidates if found.number == self.winner), None)
-
     def of(self, number: int) -> CandidateResult | None:
         """Return what was found about a trial's setting; None where it was not verified."""
         return next((found for found in self.candidates if found.number == number), None)

@@ -75,10 +75,10 @@ def test_a_job_is_the_same_after_json() -> None:
     assert VerifyJob.from_dict(json.loads(json.dumps(job.to_dict()))) == job
 
 
-def test_the_winner_is_found_by_its_number() -> None:
-    proven = verification()
-    assert proven.winning is proven.of(3) is proven.candidates[0]
-    assert verification(Decision.NOT_PROVEN).winning is None
+def test_a_candidate_is_found_by_its_number() -> None:
+    found = verification()
+    assert found.of(3) is found.candidates[0]
+    assert found.of(4) is None
 
 
 def test_the_width_of_an_interval_is_relative_to_its_value() -> None:

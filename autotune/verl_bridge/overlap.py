@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import fully_shard
 from verl.utils import fsdp_utils
 
 from autotune.models.overlap_plan import Plan, Work, make_plan
@@ -115,13 +115,3 @@ def _set_prefetch(plan: Plan, modules: Sequence[Any]) -> None:
         if depth:
             ahead = [modules[later] for later in backward_order[place + 1 : place + 1 + depth]]
             modules[index].set_modules_to_backward_prefetch(ahead)
-
-
-def fsdp_units(model: nn.Module) -> list[tuple[nn.Module, ...]]:
-    """Return the modules of every FSDP2 unit of a sharded model, the root's first."""
-    units: dict[int, tuple[nn.Module, ...]] = {}
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            state = module._get_fsdp_state()
-            units[id(state)] = state._modules
-    return list(units.values())

@@ -21,6 +21,7 @@ ENGINES: Mapping[str, str] = {
 }
 """Role -> section of its FSDP engine."""
 
+
 def overlap_keys(name: str, roles: Sequence[str] = tuple(ENGINES)) -> tuple[str, ...]:
     """Return the keys of one overlap setting, one for each role."""
     return tuple(f"{ENGINES[role]}.{OVERLAP}.{name}" for role in roles)

@@ -39,6 +39,8 @@ from autotune.sweep import store_of
 
 ROOT = Path(__file__).parents[2]
 NUM_GPUS = 8
+
+
 @dataclass(frozen=True, kw_only=True)
 class Part:
     """One thing to run."""

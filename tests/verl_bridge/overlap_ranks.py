@@ -249,7 +249,10 @@ KINDS = {
 
 
 def _units(model: Any) -> list[list[str]]:
-    from autotune.verl_bridge.overlap import fsdp_units
+    """Return the names of every FSDP2 unit's modules, the root's first."""
+    from torch.distributed.fsdp import FSDPModule
 
     names = {id(module): name for name, module in model.named_modules()}
-    return [[names[id(module)] for module in unit] for unit in fsdp_units(model)]
+    states = [each._get_fsdp_state() for each in model.modules() if isinstance(each, FSDPModule)]
+    units = {id(state): state._modules for state in states}
+    return [[names[id(module)] for module in unit] for unit in units.values()]
