@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--flops-per-s",
         type=float,
         metavar="RATE",
-        help="what large matrix products reach on one device, e.g. 4e14, where nothing is measured",
+        help="what a large layer reaches on one device, e.g. 4e14, where nothing is measured",
     )
 
 

@@ -77,7 +77,8 @@ _REST, _REST_SPREAD = 0.3, 0.4
 _OPEN, _NOISE = 0.02, 0.01
 """Share of the device that the sum leaves open, and by which a repetition differs."""
 _OVER = 1.03
-"""Least peak of a trial that ran out of memory and did not say what it had asked for."""
+"""Least peak of a trial that ran out of memory: what it had asked for when it failed need not have
+been the last that it wanted."""
 _DEVICE_BYTES = 80 * 2**30
 _CENSOR_ROUNDS = 2
 _CERTAIN = 0.98
