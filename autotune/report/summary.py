@@ -44,7 +44,9 @@ CLAIMS = {
 }
 
 
-PAIRS_NOTE = "The proof's ratio is the mean over its pairs, not the quotient of the two means."
+PAIRS_NOTE = (
+    "The proof's ratio is the geometric mean over its pairs, not the quotient of the two means."
+)
 TWO_KINDS_OF_JOBS = (
     "The sweep's live jobs and the proof's cold jobs differ (another time, fresh processes): "
     "compare ratios within each only."

@@ -50,7 +50,7 @@ def knowledge_text(candidate: CandidateResult, found: Verification) -> str:
     if gain is None:
         return f"{word}; no gain was measured: {found.why_ended}."
     return (
-        f"{word}; its size is known to {100 * gain.width_ratio:.0f} % of the gain, "
+        f"{word}; its interval is {100 * gain.width_ratio:.0f} % of the gain wide, "
         f"{100 * found.interval_width_ratio:.0f} % was asked: {found.why_ended}."
     )
 

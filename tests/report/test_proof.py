@@ -98,7 +98,7 @@ def test_the_page_shows_jobs_ratios_cost_and_how_well_the_gain_is_known() -> Non
     page = page_of(jobs())
     for part in (
         "<h2>The proof</h2>",
-        "Trial 1: Proven faster; its size is known to 12 % of the gain, 10 % was asked: "
+        "Trial 1: Proven faster; its interval is 12 % of the gain wide, 10 % was asked: "
         "all 4 jobs ran (verify.max_jobs).",
         "pair by pair: 1.50×, 2.00×.",
         "Cost: 0.0278 GPU-hours in 4 cold jobs.",

@@ -69,12 +69,12 @@ def test_the_outcome_names_the_winner_its_gain_and_its_constraints() -> None:
 
 
 def test_the_width_that_was_reached_stands_beside_the_one_that_was_asked() -> None:
-    said = "Proven faster; its size is known to 13 % of the gain, 20 % was asked: the interval is"
+    said = "Proven faster; its interval is 13 % of the gain wide, 20 % was asked: the interval is"
     assert said in verification_text(verification(), "gpu")
     wide = Estimate(value=1.8, low=1.34, high=2.42, num_jobs=4)
     found = dataclasses.replace(verification(), why_ended="all 8 jobs ran (verify.max_jobs)")
     assert knowledge_text(dataclasses.replace(found.candidates[0], gain_ratio=wide), found) == (
-        "Proven faster; its size is known to 60 % of the gain, 20 % was asked: "
+        "Proven faster; its interval is 60 % of the gain wide, 20 % was asked: "
         "all 8 jobs ran (verify.max_jobs)."
     )
     lost = dataclasses.replace(found.candidates[0], decision=Decision.WORSE, gain_ratio=None)
