@@ -27,6 +27,8 @@ _OUT_OF_MEMORY = re.compile(
     r"|larger than the maximum number of tokens that can be stored in KV cache"
     r"|out of memory when warming up sampler"
     r"|DefaultCPUAllocator: (?:can't allocate|not enough) memory"
+    # C++ code that got none, and ends its process.
+    r"|std::bad_alloc"
     r"|running low on memory|Cannot allocate memory|\bMemoryError\b",
     re.IGNORECASE | re.DOTALL,
 )

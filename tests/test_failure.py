@@ -35,6 +35,7 @@ WATCHDOG = (
         "memory: you tried to allocate 800000000000 bytes. Error code 12 (Cannot allocate memory)",
         "OutOfMemoryError: Task was killed due to the node running low on memory.",
         "MemoryError: ",
+        "terminate called after throwing an instance of 'std::bad_alloc'",
     ],
 )
 def test_running_out_of_memory_is_recognised(text: str) -> None:
