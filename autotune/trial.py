@@ -121,7 +121,8 @@ class VerlTrial(tune.Trainable):
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Take the next setting; always possible, since a job that cannot be restarted in place is
         replaced."""
-        if self._process is not None and self._idle_setting is None and self._rule is None:
+        runs = self._process is not None and self._run is not None
+        if runs and self._idle_setting is None and self._rule is None:
             # Tune stopped the trial between two reports; its job is in the next step.
             self._stopped_run, self._idle_setting = self._run, self._config["setting"]
         self._begin(new_config)

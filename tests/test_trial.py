@@ -477,3 +477,21 @@ def test_a_node_that_does_not_see_the_kept_rollout_runs_no_trial(
     steps_run, record = replaying.run()
     assert (steps_run, record.state) == ([], TrialState.INFRASTRUCTURE)
     assert "needs output_dir in a folder that all nodes share" in record.cause
+
+
+def test_a_live_job_is_not_taken_for_that_of_a_trial_that_never_reached_it(
+    actor_of: Callable[[str], Actor],
+) -> None:
+    replaying = actor_of("replaying")
+    replaying.plays([COMPLETE, COMPLETE], [COMPLETE])
+    folder = replaying.folder / "kept_rollout"
+    folder.mkdir()
+    replaying.run(1)
+    folder.rmdir()
+    _, lost = replaying.run(2, **{RESHARD: False})
+    folder.mkdir()
+    _, record = replaying.run(3, **{RESHARD: False})
+    folder.rmdir()
+    assert lost.state is TrialState.INFRASTRUCTURE
+    # The job that is left has the engines of the first setting.
+    assert (record.state, record.start) == (TrialState.COMPLETE, Start.COLD)
