@@ -6,6 +6,7 @@ of this size, else an assumption, which is named. Reads calibrations and the mod
 and writes nothing.
 """
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -167,7 +168,11 @@ def _known(sweep: Sweep) -> tuple[CalibrationRecord, Path] | None:
     if own.exists():
         return read_record(own), own
     folder = Path(sweep.config.output_dir).resolve() / CACHE_FOLDER
-    records = [(read_record(path), path) for path in folder.glob("*.json")]
+    records = []
+    for path in folder.glob("*.json"):
+        # A cache of other versions is nobody's mistake.
+        with contextlib.suppress(BadInputError):
+            records.append((read_record(path), path))
     fitting = [
         (record, path)
         for record, path in records

@@ -139,6 +139,16 @@ def test_the_last_calibration_of_trials_of_this_size_is_taken(tmp_path: Path) ->
     assert "Links and devices, measured: 2 ranks on 1 node" in text
 
 
+def test_a_cached_calibration_of_another_version_is_passed_over(tmp_path: Path) -> None:
+    sweep = load(tmp_path)
+    cache = tmp_path / CACHE_FOLDER
+    write(on_cpu("2026-02-01T00:00:00+00:00"), cache / "now.json")
+    text = (cache / "now.json").read_text().replace('"schema_version": 2', '"schema_version": 1')
+    (cache / "before.json").write_text(text)
+    basis = assumed(sweep)
+    assert basis is not None and "now.json" in basis.text
+
+
 def test_the_sweeps_own_calibration_comes_first(tmp_path: Path) -> None:
     sweep = load(tmp_path)
     write(on_cpu("2026-02-01T00:00:00+00:00"), tmp_path / CACHE_FOLDER / "new.json")

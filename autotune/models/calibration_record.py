@@ -13,8 +13,9 @@ from pathlib import Path
 from autotune.errors import BadInputError
 from autotune.models.calibration import Calibration
 
-SCHEMA_VERSION = 1
-"""Version of the file's fields; a reader refuses any other."""
+SCHEMA_VERSION = 2
+"""Version of the file's fields and of what its constants mean; a reader refuses any other. Since 2
+FLOP/s and launches are those of a decoder layer, no longer of a bare matrix product and addition."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ def test_a_record_survives_its_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"schema_version": 99}, "schema_version is 99, not 1"),
+        ({"schema_version": 99}, "schema_version is 99, not 2"),
         ({"samples": 3}, "calibration.json is not a calibration"),
         ({"speed": 1}, "speed"),
         ({"constants": {}}, "constants has the fields"),
