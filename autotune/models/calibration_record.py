@@ -15,7 +15,7 @@ from autotune.models.calibration import Calibration
 
 SCHEMA_VERSION = 2
 """Version of the file's fields and of what its constants mean; a reader refuses any other. Since 2
-FLOP/s and launches are those of a decoder layer, no longer of a bare matrix product and addition."""
+FLOP/s and launches are a decoder layer's, no longer those of a bare matrix product and addition."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

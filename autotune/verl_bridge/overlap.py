@@ -10,7 +10,6 @@ the plan.
 
 import contextlib
 import dataclasses
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -22,8 +21,6 @@ from autotune.models.overlap_plan import Plan, Work, make_plan
 from autotune.models.overlap_settings import OverlapSettings
 from autotune.verl_bridge.model_layers import read_layers
 from autotune.verl_bridge.supported import VERL_VERSIONS, require_version
-
-logger = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
@@ -88,7 +85,6 @@ def wrap(
     with fsdp_utils.maybe_patch_fsdp_module(model):
         fully_shard(model, **fsdp_kwargs)
     _set_prefetch(plan, [model, *(unit[0] for unit in modules)])
-    logger.info("overlap plan: %s", plan)
     return plan
 
 
