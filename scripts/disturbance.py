@@ -9,6 +9,7 @@ after every group and goes on from it when it is started again. Prints what foll
 """
 
 import argparse
+import dataclasses
 import json
 import platform
 import tempfile
@@ -88,7 +89,7 @@ def main() -> None:
         "overrides": options.overrides,
         "at_once": options.at_once,
         "ranks_of_a_job": sweep.config.resources.num_ranks,
-        "protocol": vars(sweep.config.trial) | {"recovery": []},
+        "protocol": dataclasses.asdict(sweep.config.trial),
         "objective": sweep.config.objective.metric,
         "machine": platform.platform(),
         "versions": dict(versions()),
