@@ -289,4 +289,4 @@ def test_hardware_and_metrics_are_in_words() -> None:
     data = sweep_data([trial(0), trial(1, 150.0)])
     text = body_of(report_page(data, answer(data)))
     assert text.count("1 node × 8 GPU ranks") == 2
-    assert "MFU n/a" in text and "100 GPU-hours of the base job become 67." in text
+    assert "MFU of the actor n/a" in text and "100 GPU-hours of the base job become 67." in text
