@@ -25,8 +25,9 @@ from critic_case import with_critic
 ROOT = Path(__file__).parents[1]
 QUICKSTART = ROOT / "search_spaces" / "quickstart_cpu.yaml"
 SEED = 1
-GONE_S = 10
-"""How long after a trial's end its processes may live."""
+GONE_S = 30
+"""How long after a trial's end its processes may live: workers notice by themselves that the Ray of
+a killed driver is gone."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
