@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 SWEEP = ROOT / "search_spaces" / "qwen2.5-0.5b_ppo_2xh200.yaml"
 PROGRAM = ROOT / "tests" / "faulty_cluster.py"
 FAULTS = {
-    "too little room": "One trial needs 8 CPU, the cluster has 2.",
+    "too little room": "One trial needs 14 CPU, the cluster has 2.",
     "another version": "transformers 4.0.0 is outside ",
     "GPUs that are not there": "Ray gives away 4 GPUs, there are 2",
     "a GPU in use": "GPU 1 has 70 of 140 GiB free",
