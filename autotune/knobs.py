@@ -189,6 +189,14 @@ def _one_of(key: str, *allowed: object) -> Requirement:
 
 _GPU = _one_of("trainer.device", "cuda", "npu")
 _FSDP = _one_of(f"{ACTOR}.strategy", "fsdp", "fsdp2")
+_ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
+_FLASH_ATTENTION = Requirement(
+    # models/transformers/monkey_patch.py patches this function alone: with another one, ranks would
+    # attend to their own part of each sequence and exchange nothing.
+    f"{_ATTENTION} is flash_attention_2, verl's default",
+    (_ATTENTION,),
+    lambda leaves: leaves.get(_ATTENTION) in (None, "flash_attention_2"),
+)
 _FSDP2 = _one_of(f"{ACTOR}.strategy", "fsdp2")
 _DYNAMIC = _one_of(f"{ACTOR}.use_dynamic_bsz", True)
 _FIXED = _one_of(f"{ACTOR}.use_dynamic_bsz", False)
@@ -378,7 +386,7 @@ _ENGINE_KNOBS = (
         low=1,
         # verl's worker groups keep the old mesh's ranks.
         transition=Transition.COLD,
-        requires=(_FSDP,),
+        requires=(_FSDP, _FLASH_ATTENTION),
         read=_read_sequence_parallel,
     ),
     Knob(  # initialize, train_mode; without effect under offload_policy (_build_fsdp_module)

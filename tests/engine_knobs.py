@@ -74,9 +74,6 @@ TURNED: Mapping[str, Turned] = {
     ),
     # Replicas add up their gradients instead of sharding them.
     "fsdp_size": Turned(engine={"fsdp_size": 1}, operator="allreduce", is_more=True),
-    "ulysses_sequence_parallel_size": Turned(
-        engine={"ulysses_sequence_parallel_size": 2}, operator="alltoall", is_more=True
-    ),
     "enable_gradient_checkpointing": Turned(
         model_config={"enable_gradient_checkpointing": False}, operator=ATTENTION, is_more=False
     ),

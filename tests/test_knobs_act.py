@@ -216,9 +216,9 @@ NOT_ON_CPU = {
     *("param_offload", "optimizer_offload", "offload_policy", "use_liger"),
     *("rollout_gpu_memory_utilization", "rollout_max_num_batched_tokens", "rollout_enforce_eager"),
     *("rollout_enable_chunked_prefill", "rollout_enable_prefix_caching"),
-    "rollout_free_cache_engine",
+    *("rollout_free_cache_engine", "ulysses_sequence_parallel_size"),
 }
-"""Knobs that act on an accelerator or in vLLM only."""
+"""Knobs that act on an accelerator, in vLLM or in flash attention only."""
 
 
 def test_every_knob_is_seen_to_act_or_is_refused_on_a_cpu() -> None:
