@@ -54,6 +54,13 @@ class OverlapSettings:
         """Say whether verl's own wrapping stays as it is."""
         return not any(getattr(self, name) for name in TURNS_ON)
 
+    def with_forward_prefetch(self) -> "OverlapSettings":
+        """Return the settings of an engine whose ``forward_prefetch``, verl's own switch, is on: a
+        depth of 1, unless a depth is given or derived."""
+        if self.overlap_threshold or self.forward_prefetch_depth:
+            return self
+        return dataclasses.replace(self, forward_prefetch_depth=1)
+
     @classmethod
     def from_dict(cls, data: object, key: str) -> "OverlapSettings":
         """Read the mapping of verl's configuration.

@@ -9,7 +9,6 @@ the plan.
 """
 
 import contextlib
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -73,10 +72,9 @@ def wrap(
     root, layers = read_layers(
         model, targets, policy=fsdp_kwargs["mp_policy"], sequence_tokens=settings.sequence_tokens
     )
-    if config.forward_prefetch and not settings.overlap_threshold:
-        # verl's own switch, which it would have followed here.
-        depth = settings.forward_prefetch_depth or 1
-        settings = dataclasses.replace(settings, forward_prefetch_depth=depth)
+    if config.forward_prefetch:
+        # verl would have followed it here.
+        settings = settings.with_forward_prefetch()
     plan = make_plan(root, layers, settings=settings, work=work)
     modules = [[targets[layer.name] for layer in unit.layers] for unit in plan.units]
     for unit in modules:

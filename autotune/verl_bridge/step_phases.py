@@ -10,7 +10,6 @@ from collections.abc import Mapping
 
 from autotune.models.model_shape import ModelShape
 from autotune.models.overlap_plan import Work
-from autotune.models.overlap_settings import OverlapSettings
 from autotune.models.step_communication import Phase, WeightSync
 from autotune.verl_bridge import job
 from autotune.verl_bridge.job import ACTOR, MODEL, REF, ROLLOUT, Leaves
@@ -126,10 +125,9 @@ class _Engine:
         self._section = ENGINES[role]
         settings = overlap_settings(leaves, role)
         longest = settings.sequence_tokens or job.longest_sequence(leaves)
-        self._settings = _with_switch(
-            dataclasses.replace(settings, sequence_tokens=longest),
-            bool(leaves.get(f"{self._section}.forward_prefetch", False)),
-        )
+        if leaves.get(f"{self._section}.forward_prefetch", False):
+            settings = settings.with_forward_prefetch()
+        self._settings = dataclasses.replace(settings, sequence_tokens=longest)
         self._ranks = job.data_parallel_size(leaves, role)
 
     def micro_batches(
@@ -213,10 +211,3 @@ class _Engine:
     def _dtype(self, name: str, absent: str) -> str:
         given = self._leaves.get(f"{self._section}.mixed_precision.{name}") or absent
         return _DTYPES[str(given)]
-
-
-def _with_switch(settings: OverlapSettings, forward_prefetch: bool) -> OverlapSettings:
-    """Return the settings with verl's own switch in them, which is a depth of 1."""
-    if not forward_prefetch or settings.overlap_threshold or settings.forward_prefetch_depth:
-        return settings
-    return dataclasses.replace(settings, forward_prefetch_depth=1)
