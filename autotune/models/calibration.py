@@ -12,6 +12,9 @@ from dataclasses import dataclass
 
 from autotune.errors import BadInputError
 
+DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""torch's name of a dtype -> bytes of a number."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveCost:

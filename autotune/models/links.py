@@ -13,7 +13,7 @@ from enum import Enum
 
 import numpy as np
 
-from autotune.models.calibration import Calibration, CollectiveCost
+from autotune.models.calibration import DTYPE_BYTES, Calibration, CollectiveCost
 
 _OUTLIER_RATIO = 0.2
 """A sample this far from the fit begins to count less than in least squares."""
@@ -154,6 +154,5 @@ def hiding_tokens(calibration: Calibration, *, dtype: str) -> int | None:
     """
     if dtype not in calibration.flops_per_s or calibration.world_size == 1:
         return None
-    number_bytes = {"bfloat16": 2, "float16": 2, "float32": 4}[dtype]
-    gather_s = number_bytes / calibration.all_gather.bandwidth_bytes_per_s
+    gather_s = DTYPE_BYTES[dtype] / calibration.all_gather.bandwidth_bytes_per_s
     return math.ceil(gather_s * calibration.flops_per_s[dtype] / 2)

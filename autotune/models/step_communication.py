@@ -10,14 +10,11 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autotune.models.calibration import Calibration
+from autotune.models.calibration import DTYPE_BYTES, Calibration
 from autotune.models.model_shape import ModelShape, layers_of
 from autotune.models.overlap_plan import Plan, Work, make_plan, retimed
 from autotune.models.overlap_settings import OverlapSettings
 from autotune.models.overlap_timeline import predict_update
-
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-"""torch's name of a dtype -> bytes of a number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
