@@ -19,6 +19,7 @@ from autotune.models.static_memory import static_bytes
 from autotune.objective import TrialRecord
 from autotune.placement import cpus_of_a_trial, node_bundle
 from autotune.plan_forecast import Basis, Forecasts, forecast, forecast_lines
+from autotune.report.text import plural
 from autotune.store import SweepStore
 from autotune.sweep import outline_of, store_of
 from autotune.tuning import storage_units
@@ -209,7 +210,7 @@ def text_of(sweep: Sweep, plan: Plan) -> str:
     bundle = ", ".join(f"{amount:g} {name}" for name, amount in node_bundle(resources).items())
     cpus = cpus_of_a_trial(resources, storage_units(sweep))
     lines = [
-        f"One trial: {resources.nodes} node{'s' if resources.nodes > 1 else ''} x ({bundle}), "
+        f"One trial: {plural(resources.nodes, 'node')} x ({bundle}), "
         f"{resources.strategy}; {cpus} CPU with its helpers; "
         f"{outline_of(sweep).steps_per_trial} steps.",
         f"At once: {sweep.config.search.max_concurrent}; `autotune doctor` says how many fit.",

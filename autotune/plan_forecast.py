@@ -21,6 +21,7 @@ from autotune.models.calibration_record import CalibrationRecord, read_record
 from autotune.models.model_shape import ModelShape
 from autotune.models.static_memory import peak_bytes
 from autotune.models.step_communication import StepCommunication, predict_step
+from autotune.report.text import plural
 from autotune.store import CALIBRATION_FILE
 from autotune.sweep import store_of
 from autotune.verl_bridge import job
@@ -184,11 +185,11 @@ def _known(sweep: Sweep) -> tuple[CalibrationRecord, Path] | None:
 
 
 def _measured(record: CalibrationRecord, path: Path) -> Basis:
-    nodes = f"{record.num_nodes} node{'s' * (record.num_nodes > 1)}"
     return Basis(
         constants=record.constants,
         text=(
-            f"{record.constants.world_size} ranks on {nodes}, {record.device_name}, "
+            f"{plural(record.constants.world_size, 'rank')} on "
+            f"{plural(record.num_nodes, 'node')}, {record.device_name}, "
             f"{record.measured_at} ({path})"
         ),
         is_assumed=False,

@@ -16,6 +16,7 @@ from packaging.requirements import Requirement
 from autotune.config import Sweep
 from autotune.doctor.node_probe import NodeFacts
 from autotune.placement import trials_at_once, why_none_fits
+from autotune.report.text import plural
 from autotune.verl_bridge import job
 from autotune.verl_bridge.overrides import leaves
 
@@ -96,7 +97,7 @@ def _placement(sweep: Sweep, cluster: ClusterFacts) -> Iterator[Finding]:
         return
     at_once = trials_at_once(resources, units, cluster.resources)
     wanted = sweep.config.search.max_concurrent
-    text = f"{at_once} trial{'s' if at_once > 1 else ''} at once fit on {len(cluster.nodes)} nodes"
+    text = f"{plural(at_once, 'trial')} at once fit on {len(cluster.nodes)} nodes"
     if at_once < wanted:
         mend = f"search.max_concurrent is {wanted}: the others will wait."
         yield Finding(check="placement", level=Level.WARNING, text=text, mend=mend)

@@ -12,7 +12,7 @@ from autotune.models.links import (
     hiding_tokens,
     link_class,
 )
-from autotune.report.text import moment_text
+from autotune.report.text import moment_text, plural
 
 BUCKET_BYTES = 25_000_000
 """Size of the example: torch's own default bucket of gradients."""
@@ -87,7 +87,7 @@ def _link(record: CalibrationRecord) -> LinkClass | None:
 def _where(record: CalibrationRecord) -> str:
     ranks, nodes = record.constants.world_size, record.num_nodes
     return (
-        f"{ranks} rank{'s' * (ranks > 1)} on {nodes} node{'s' * (nodes > 1)}, "
+        f"{plural(ranks, 'rank')} on {plural(nodes, 'node')}, "
         f"{record.device_name}, {record.backend}"
     )
 
