@@ -12,6 +12,17 @@ from autotune.objective import StepRecord
 
 ROOT = Path(__file__).parents[1]
 QUICKSTART = ROOT / "search_spaces" / "quickstart_cpu.yaml"
+TINY: dict[str, object] = {
+    "model_type": "qwen2",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 260,
+    "tie_word_embeddings": False,
+}
+"""The model's configuration, as far as its shape is read from it."""
 
 
 class Run(Protocol):

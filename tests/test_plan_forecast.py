@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+from quickstart_case import QUICKSTART, ROOT, TINY
 
 from autotune.calibrate import CACHE_FOLDER
 from autotune.config import Sweep, load_sweep
@@ -13,26 +14,14 @@ from autotune.models.calibration_record import CalibrationRecord, read_record
 from autotune.plan_forecast import Basis, Forecast, Forecasts, basis_of, forecast, forecast_lines
 from autotune.store import CALIBRATION_FILE
 
-ROOT = Path(__file__).parents[1]
-QUICKSTART = ROOT / "search_spaces" / "quickstart_cpu.yaml"
 MEASURED = read_record(ROOT / "tests" / "data" / "calibration_by_hand.json")
-MODEL = {
-    "model_type": "qwen2",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 260,
-    "tie_word_embeddings": False,
-}
 
 
 def load(folder: Path, *, model: dict[str, object] | None = None) -> Sweep:
     """The quickstart, of its model the configuration alone."""
     path = folder / "model"
     path.mkdir(exist_ok=True)
-    (path / "config.json").write_text(json.dumps(MODEL if model is None else model))
+    (path / "config.json").write_text(json.dumps(TINY if model is None else model))
     content = QUICKSTART.read_text().replace("=demo/tiny/model", f"={path}")
     file = folder / "sweep.yaml"
     file.write_text(content)

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from quickstart_case import QUICKSTART, TINY
 
 from autotune.cli import main
 from autotune.errors import ExitCode
@@ -17,19 +18,11 @@ def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The quickstart in a folder that holds its model's configuration and nothing else of worth."""
     tiny = tmp_path / "demo" / "tiny"
     (tiny / "model").mkdir(parents=True)
-    sizes = {
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "vocab_size": 260,
-    }
-    (tiny / "model" / "config.json").write_text(json.dumps(sizes))
+    (tiny / "model" / "config.json").write_text(json.dumps(TINY))
     for name in ("train.parquet", "test.parquet", "reward.py"):
         (tiny / name).touch()
     monkeypatch.chdir(tmp_path)
-    return str(ROOT / "search_spaces" / "quickstart_cpu.yaml")
+    return str(QUICKSTART)
 
 
 def test_it_says_everything_without_touching_a_cluster(
