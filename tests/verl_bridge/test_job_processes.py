@@ -144,6 +144,8 @@ def test_a_process_that_cannot_answer_is_named_with_its_state(
 ) -> None:
     process = start(REGISTERED, job_name(sweep_id, "group"))
     process.send_signal(signal.SIGSTOP)
+    while psutil.Process(process.pid).status() != psutil.STATUS_STOPPED:
+        time.sleep(0.01)
     text = stack_dump(sweep_id)
     assert f"process {process.pid}, stopped" in text and "no answer" in text
 
